@@ -55,8 +55,7 @@ from mixedres._internal.mesh import make_mesh
 from mixedres.config import parse_flags
 from mixedres.predict.classifier import Classifier
 from mixedres.predict.inference import lower_network
-from mixedres.train import steps
-from mixedres.train.builder import build
+from mixedres.train import plan, steps
 
 KINDS = ("convolution", "reduction", "elementwise", "pooling", "copy", "transpose", "slice", "matmul", "other")
 
@@ -96,7 +95,7 @@ class Case:
 
 def compile_step(case: Case) -> tuple[Any, set[int]]:
     """The compiled training step or prediction, and the sizes of the network's parameters."""
-    experiment = build(parse_flags(case.arguments).config)
+    experiment = plan(parse_flags(case.arguments).config).experiment
     devices = GPUS[case.gpu].devices(case.devices)
     experiment = dataclasses.replace(experiment, mesh=make_mesh(devices), batch_size=case.batch * case.devices)
     shapes = steps.variable_shapes(experiment)
@@ -284,7 +283,7 @@ def measure_on_tpu(case: Case) -> dict[str, Any]:
     devices = tpus.chips(case.gpu)
     if case.batch % len(devices):
         raise ConfigError(f"--batch={case.batch} cannot be shared by the {len(devices)} chips of {case.gpu}")
-    experiment = build(parse_flags(case.arguments).config)
+    experiment = plan(parse_flags(case.arguments).config).experiment
     about = {"tpu": case.gpu, "batch": case.batch, "preset": case.preset, "form": case.form}
     about |= {"model": experiment.config.model.name, "image_size": experiment.config.data.image_size}
     with without_cache():

@@ -44,8 +44,7 @@ from mixedres._internal import environment
 from mixedres._internal.cli import huge_pages
 from mixedres._internal.errors import ConfigError, MemoryShortage
 from mixedres.config import parse_flags
-from mixedres.train import start, steps
-from mixedres.train.builder import build
+from mixedres.train import plan, start, steps
 from mixedres.train.experiment import Experiment
 
 WARMUP, PROFILED = 3, 5
@@ -94,7 +93,7 @@ def prepare(
         config.data.name = "synthetic"
         config.data.num_classes = config.data.num_classes or IMAGENET["num_classes"]
         config.data.train_examples = config.data.train_examples or IMAGENET["train_examples"]
-    experiment = build(config)
+    experiment = plan(config).experiment
     state = start.new_state(experiment)
     source = experiment.source.train_batches(experiment.batch_size, seed=0, first_step=0, shard=experiment.shard)
     started = time.perf_counter()

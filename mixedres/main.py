@@ -87,16 +87,20 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
     # Imported here, and JAX, Orbax and the models later still, so that a mistake need not wait for them.
     from mixedres import checkpoints, run, train
 
-    is_alone, source = not flags.distributed and flags.coordinator is None, None
+    def plan(writes: bool = True) -> train.Plan:
+        where = directory if flags.mode == "train" else evaluated
+        return train.plan(flags.config, where, clean=flags.clean, evaluates=flags.mode == "eval", writes=writes)
+
+    is_alone = not flags.distributed and flags.coordinator is None
     notes = checkpoints.left_to_command_line(directory, flags.config) if flags.file == config_of_run(place) else []
     if is_alone:
         for note in notes:
             console.say(note)
+        chosen = plan()
         if flags.mode == "train":
-            run.train_in(flags.config, directory, clean=flags.clean)
+            run.train_alone(chosen)
             console.give_up()  # an error of the log ends no run
             return
-        source, _ = train.checks.check_run(flags.config, directory, evaluates=True, clean=evaluated is None)
     join = (flags.distributed, flags.coordinator, flags.num_processes, flags.process_id, flags.process_timeout)
     with train.distributed.join(*join) as group, contextlib.ExitStack() as quiet:
         if not group.is_primary:
@@ -104,15 +108,16 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
             quiet.enter_context(contextlib.redirect_stdout(nowhere))
         for note in () if is_alone else notes:
             console.say(note)
-        if presets is not None or flags.mode == "eval":
+        if flags.mode == "eval":
             signals.raise_interrupts()
+        if not is_alone:
+            chosen = plan(writes=group.is_primary)
         if presets is not None:
-            train.compare_presets(flags.config, evaluated, presets, group=group, source=source)
+            train.compare_presets(chosen, presets, group=group)
         elif flags.mode == "eval":
-            write = run.errors_page(directory)
-            train.evaluate(flags.config, evaluated, group=group, source=source, on_results=write)
+            train.evaluate(chosen, group=group, on_results=run.errors_page(directory))
         else:
-            train.fit(flags.config, directory, clean=flags.clean, group=group, source=source)
+            train.fit(chosen, group=group)
             console.give_up()  # an error of the log ends no run
 
 

@@ -34,12 +34,12 @@ def replay_step(given: Sequence[str]) -> None:
     names.check_holds_step(workdir / names.NONFINITE[0])
     from mixedres._internal.cli.compilation import compilation_cache
     from mixedres.config import override_machine, unflatten
-    from mixedres.train import build, diagnosis, nonfinite
+    from mixedres.train import diagnosis, nonfinite, plan
 
     saved = nonfinite.load_step(workdir / nonfinite.DIRECTORY)
     config = unflatten(in_preset(portable(saved.config), preset))
     override_machine(config, rest)
-    experiment = build(config)
+    experiment = plan(config).experiment
     with compilation_cache(config.compilation_cache):
         state = nonfinite.restore_state(experiment, saved)
         console.say(

@@ -123,7 +123,8 @@ class Run:
         if self.config is None:
             raise ConfigError(f"{self.path} is no run, so it has no test images; name the workdir of a run")
         flat = config.flatten(_with(self.config, overrides)) | {"init_from": self.path}
-        return train.evaluate(config.unflatten(flat), None, source=source or self.source)
+        plan = train.plan(config.unflatten(flat), source=source or self.source, evaluates=True)
+        return train.evaluate(plan)
 
     def _prepare(self, count: int) -> networks.Prepared:
         """Returns the network, compiled once for each size of a batch."""
@@ -202,30 +203,22 @@ def fit(
     """
     name = recipe.partition(":")[0] if isinstance(recipe, str) else None
     chosen = _with(config.load_config(recipe) if isinstance(recipe, str) else recipe, overrides)
-    if source is not None:
-        _check_source(source)
-        if chosen.data.augment != "none" or chosen.data.erasing:
-            raise ConfigError("data.augment and data.erasing are for data sets of mixedres; augment in train_batches")
-        chosen = _with(chosen, {"data.name": type(source).__name__})
-    stem = pathlib.Path(name or chosen.data.name).stem
+    stem = pathlib.Path(name or (chosen.data.name if source is None else type(source).__name__)).stem
     directory = expanded(f"runs/{stem}-{chosen.precision.name}" if workdir is None else str(workdir)).absolute()
-    train_in(chosen, directory, source=source, clean=clean)
-    return dataclasses.replace(load(directory), config=train.checks.with_network(chosen, directory), source=source)
+    plan = train.plan(chosen, directory, source=source, clean=clean)
+    train_alone(plan)
+    return dataclasses.replace(load(directory), config=plan.config, source=source)
 
 
-def train_in(
-    chosen: ConfigDict, directory: pathlib.Path, *, source: data.Source | None = None, clean: bool = False
-) -> Record:
-    """Trains in one process, or finds the run finished; returns the summary. Mistakes are found before JAX starts.
+def train_alone(plan: train.Plan) -> Record:
+    """Trains in one process, or finds the run finished without a start of the trainer; returns the summary.
 
     Args and errors: as for `mixedres.train.fit`.
     """
-    config.validate(chosen)
-    chosen = train.checks.with_network(chosen, None if clean else directory)  # once: it may read the weights
-    source, finished = train.checks.check_run(chosen, directory, source=source, clean=clean)
-    if finished is not None:
-        return train.checks.say_finished(directory, finished)
-    return train.fit(chosen, directory, clean=clean, source=source, on_results=errors_page(directory))
+    if plan.finished is not None:
+        return plan.say_finished()
+    assert plan.directory is not None
+    return train.fit(plan, on_results=errors_page(plan.directory))
 
 
 def errors_page(directory: pathlib.Path) -> train.OnResults:
@@ -237,31 +230,6 @@ def errors_page(directory: pathlib.Path) -> train.OnResults:
         )
 
     return write
-
-
-def _check_source(source: data.Source) -> None:
-    """Raises ConfigError if an object lacks an attribute or a method of `mixedres.data.Source`, or has a wrong one."""
-    name = f"source={type(source).__name__}"
-    wanted = (*data.Source.__annotations__, "fingerprint", "train_batches", "eval_batches")
-    missing = [name for name in wanted if not hasattr(source, name)]
-    if missing:
-        raise ConfigError(f"{name} has no {', '.join(missing)}; derive the class from mixedres.data.DataInfo")
-    shape, names_of_classes = source.image_shape, source.class_names
-    for right, attribute, must_be in (
-        (
-            isinstance(source.fingerprint, str) and source.fingerprint,
-            "fingerprint",
-            "a text that changes with the data",
-        ),
-        (len(shape) == 3 and all(side >= 1 for side in shape), "image_shape", "(height, width, channels)"),
-        (len(names_of_classes) in (0, source.num_classes), "class_names", f"{source.num_classes} names, or none"),
-        ((source.mean is None) == (source.std is None), "mean", "given with std, or not at all"),
-        (source.mean is None or len(source.mean) == shape[-1], "mean", "one number per channel"),
-    ):
-        if not right:
-            raise ConfigError(f"{name}: {attribute} is {getattr(source, attribute)!r}; it must be {must_be}")
-    if not hasattr(source, "input_spec"):  # which raises ValueError for the mistakes above
-        raise ConfigError(f"{name} has no input_spec; derive the class from mixedres.data.DataInfo")
 
 
 def _with(chosen: ConfigDict, overrides: Mapping[str, Any] | None) -> ConfigDict:

@@ -25,9 +25,7 @@ def test_help_lists_every_key_and_exits_with_0(capsys):
 
 def test_flags_reach_the_run(tmp_path, monkeypatch):
     seen = {}
-    monkeypatch.setattr(
-        train, "fit", lambda config, directory, **given: seen.update(given, config=config, directory=directory)
-    )
+    monkeypatch.setattr(train, "fit", lambda plan, **given: seen.update(vars(plan)))
     monkeypatch.chdir(tmp_path)
     arguments = [DIGITS + ":fp16,model=cifar_resnet32,batch_size=32", "--config.epochs=2.5", "--clean"]
     assert main.main(["mixedres", *arguments, "--config.schedule.warmup=100 steps"]) == 0

@@ -9,7 +9,7 @@ import mixedres
 from mixedres import checkpoints, data, main, train
 from mixedres._internal.errors import ConfigError, DataError
 from mixedres.checkpoints import workdir
-from mixedres.train import checks
+from mixedres.train import planning
 from tests.train import run_cases
 from tests.train.run_cases import tiny
 
@@ -153,24 +153,24 @@ def test_command_and_function_train_the_same_bits(tmp_path, capsys):
 
 
 def test_network_of_the_weights_is_taken(stripes, tmp_path):
-    _, directory = stripes
+    source, directory = stripes[0].source, stripes[1]
     with pytest.raises(ConfigError, match=r"model\.name=auto takes the network of config\.init_from; set"):
-        checks.with_network(tiny(model="auto"), None)
+        train.plan(tiny(model="auto"))
     wanted = tiny(model="auto", init_from=f"{directory}@best")
-    assert checks.with_network(wanted, tmp_path).model.name == "cifar_resnet8"
+    assert train.plan(wanted, source=source).config.model.name == "cifar_resnet8"
     # A run that goes on needs the weights no more.
     gone = tiny(model="auto", init_from="gone.safetensors")
-    assert checks.with_network(gone, directory).model.name == "cifar_resnet8"
+    assert planning._with_network(gone, checkpoints.read_config(directory), None).model.name == "cifar_resnet8"
     with pytest.raises(ConfigError, match=r"gone\.safetensors does not exist"):
-        checks.with_network(gone, tmp_path)
+        train.plan(gone, tmp_path)
 
 
 def test_patience_ends_a_run_that_gets_no_better(tmp_path, capsys):
     """A rate of 1e-9 changes nothing, so the first evaluation stays the best."""
     slow = {"optimizer__learning_rate": 1e-9, "steps": 10}
-    first = train.fit(tiny(patience="4 steps", **slow), tmp_path / "run")["train"]
+    first = run_cases.fit(tiny(patience="4 steps", **slow), tmp_path / "run")["train"]
     assert (first["steps"], first["stopped_by"]) == (6, "patience")
     assert "stopped by patience=4 steps after 1.5 of 2.5 epochs: test top-1" in capsys.readouterr().out
     # The same patience finds the run finished; without patience it goes on to its end.
     assert workdir.finished(tmp_path / "run", workdir.read_config(tmp_path / "run")) is not None
-    assert train.fit(tiny(patience=0, **slow), tmp_path / "run")["train"]["steps"] == 10
+    assert run_cases.fit(tiny(patience=0, **slow), tmp_path / "run")["train"]["steps"] == 10

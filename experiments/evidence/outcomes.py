@@ -11,8 +11,7 @@ import numpy as np
 
 from mixedres.checkpoints import recorded
 from mixedres.config import unflatten
-from mixedres.train import losses, start
-from mixedres.train.builder import build
+from mixedres.train import losses, plan, start
 from mixedres.train.experiment import Experiment
 
 # In the directory of a run: 'top1' (images,) bool and 'loss' (images,) float32.
@@ -41,7 +40,7 @@ def outcomes(run: pathlib.Path) -> dict[str, np.ndarray]:
 @functools.cache
 def _program(flat: str) -> tuple[Experiment, Any]:
     """The experiment of a config, and its network compiled as (variables, images, labels) -> (top1, loss)."""
-    experiment = build(unflatten(json.loads(flat)))
+    experiment = plan(unflatten(json.loads(flat))).experiment
     apply_fn, normalize = experiment.precision.rewrite(experiment.model.apply), experiment.normalize_fn
 
     def program(variables: Any, images: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:

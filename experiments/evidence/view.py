@@ -36,6 +36,7 @@ from mixedres.config import unflatten
 from mixedres.data.datasets import cluttered_digits
 from mixedres.data.datasets.cluttered_digits import DRAWS
 from mixedres.doctor.examination import examine_network
+from mixedres.train import plan
 
 # What a file of evidence has of its sweep.
 KEPT = ("question", "sweep", "model", "data", "date", "processor", "device", "versions", "notes")
@@ -168,7 +169,7 @@ def predicted(run: pathlib.Path, scale: float) -> dict[str, Any]:
     """What the doctor says of a loss scale, from the gradients of a run's network after 0, 200 and 600 steps."""
     config = unflatten(recorded.read_config(run) or {})
     config.precision.name, config.precision.loss_scale = "fp16_static", scale
-    report, _ = examine_network(config, None, (0, 200, 600), ())
+    report, _ = examine_network(plan(config), None, (0, 200, 600), ())
     log2_scale = round(math.log2(scale))
     lost = [row.lost(log2_scale) for row in report.scaled]
     return {

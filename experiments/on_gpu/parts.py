@@ -17,7 +17,7 @@ from experiments.pipelines.images import make_images
 from experiments.timing.turns import paired_ratio, take_turns
 from mixedres._internal import environment
 from mixedres.config import parse_flags
-from mixedres.train.builder import build
+from mixedres.train import plan
 from mixedres.train.experiment import Experiment
 
 # Of the network that is timed, and of a small one for the CPU.
@@ -30,7 +30,7 @@ def experiment(preset: str, keys: dict[str, Any]) -> Experiment:
     """What `mixedres.main` builds on one device from synthetic images, with these config keys."""
     given = {"data.name": "synthetic", "data.train_examples": 1_281_167, "num_devices": 1} | keys
     flags = [f"--config.{key}={value}" for key, value in given.items()]
-    return build(parse_flags([f"--config=configs/imagenet.py:{preset},recipe=cosine", *flags]).config)
+    return plan(parse_flags([f"--config=configs/imagenet.py:{preset},recipe=cosine", *flags]).config).experiment
 
 
 def device(tiny: bool, out: pathlib.Path) -> dict[str, Any]:

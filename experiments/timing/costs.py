@@ -30,8 +30,7 @@ from mixedres import precision
 from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 from mixedres.config import parse_flags
-from mixedres.train import optimizers, start, steps
-from mixedres.train.builder import build
+from mixedres.train import optimizers, plan, start, steps
 from mixedres.train.debug import monitor
 from mixedres.train.experiment import Experiment
 
@@ -163,7 +162,7 @@ def main(argv: list[str]) -> int:
         for batch in options.batches:
             flags = [f"--config.{key}={value}" for key, value in (NETWORK | {"batch_size": batch}).items()]
             config = f"--config=configs/imagenet.py:{options.preset},recipe=cosine"
-            given = build(parse_flags([config, *flags, *rest]).config)
+            given = plan(parse_flags([config, *flags, *rest]).config).experiment
             programs, missing = prepare(given)
             missing += take_turns(programs, options.rounds, options.steps)
             failed += [f"batch {batch}: {line}" for line in missing]

@@ -17,8 +17,7 @@ from mixedres.data import InputSpec
 from mixedres.data.images.worker_processes import available_cpus
 from mixedres.predict.classifier import Classifier
 from mixedres.predict.inference import compile_network
-from mixedres.train import evaluation, steps
-from mixedres.train.builder import build
+from mixedres.train import evaluation, plan, steps
 from mixedres.train.experiment import Experiment
 from mixedres.train.step import TrainState
 
@@ -141,7 +140,7 @@ def experiment(model: str, preset: str, batch: int, size: int, num_classes: int,
         "schedule.warmup": 0,
     }
     flags = [f"--config.{key}={value}" for key, value in overrides.items()]
-    return build(parse_flags([f"--config=configs/imagenet.py:{preset},recipe=cosine", *flags]).config)
+    return plan(parse_flags([f"--config=configs/imagenet.py:{preset},recipe=cosine", *flags]).config).experiment
 
 
 def task(model: str, batch: int, size: int, num_classes: int, learning_rate: float) -> Task:

@@ -18,6 +18,7 @@ from mixedres.data.sources import (
     Synthetic,
     check_batch,
     check_labels,
+    check_source,
     endless,
     identity,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "center_crops",
     "check_batch",
     "check_labels",
+    "check_source",
     "endless",
     "get_preprocessing",
     "identity",

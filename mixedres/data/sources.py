@@ -289,6 +289,26 @@ def check_labels(batch: Batch, num_classes: int, name: str) -> None:
         )
 
 
+def check_source(source: Source) -> None:
+    """Raises ValueError if an object lacks an attribute or a method of `Source`, or has a wrong one."""
+    wanted = (*Source.__annotations__, "fingerprint", "train_batches", "eval_batches")
+    if missing := [name for name in wanted if not hasattr(source, name)]:
+        raise ValueError(f"it has no {', '.join(missing)}; derive the class from mixedres.data.DataInfo")
+    shape, names = source.image_shape, source.class_names
+    is_text = isinstance(source.fingerprint, str) and source.fingerprint
+    for right, attribute, must_be in (
+        (is_text, "fingerprint", "a text that changes with the data"),
+        (len(shape) == 3 and all(side >= 1 for side in shape), "image_shape", "(height, width, channels)"),
+        (len(names) in (0, source.num_classes), "class_names", f"{source.num_classes} names, or none"),
+        ((source.mean is None) == (source.std is None), "mean", "given with std, or not at all"),
+        (source.mean is None or len(source.mean) == shape[-1], "mean", "one number per channel"),
+    ):
+        if not right:
+            raise ValueError(f"{attribute} is {getattr(source, attribute)!r}; it must be {must_be}")
+    if not hasattr(source, "input_spec"):  # which raises ValueError for the mistakes above
+        raise ValueError("it has no input_spec; derive the class from mixedres.data.DataInfo")
+
+
 def check_batch(batch: Batch, source: Source, name: str, rows: int, *, has_mask: bool) -> None:
     """Checks a batch of `rows` examples, before a compiled step gets it.
 

@@ -48,11 +48,10 @@ def examine_numerics(given: Sequence[str]) -> None:
     if options.workdir is not None:
         for line in checkpoints.left_to_command_line(options.workdir, options.config):
             console.say(line)
-    source = train.checks.check_config(options.config)
-    train.checks.check_machine(options.config)
+    plan = train.plan(options.config)
     from mixedres.doctor.examination import examine_network, overrides
 
-    report, errors = examine_network(options.config, options.workdir, options.steps, options.compare, source=source)
+    report, errors = examine_network(plan, options.workdir, options.steps, options.compare)
     console.show("", *report.to_text(problems_only=True).splitlines())
     flags = overrides(report, options.config)
     if flags:

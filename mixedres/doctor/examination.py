@@ -22,17 +22,12 @@ from mixedres._internal.errors import ConfigError
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch, PyTree
 from mixedres.numerics import Comparison, ErrorReport, Report, compare
-from mixedres.train import Experiment, TrainState, build, distributed, monitor, start
+from mixedres.train import Experiment, Plan, TrainState, monitor, start
 from mixedres.train import steps as jitted
 
 
 def examine_network(
-    config: ConfigDict,
-    run: pathlib.Path | None,
-    steps: Sequence[int],
-    presets: Sequence[str],
-    *,
-    source: data.Source | None = None,
+    plan: Plan, run: pathlib.Path | None, steps: Sequence[int], presets: Sequence[str]
 ) -> tuple[Report, ErrorReport | None]:
     """Returns the sum of the reports after each of `steps` training steps, and where the errors of gradients begin.
 
@@ -41,19 +36,18 @@ def examine_network(
     Writes nothing but compiled programs.
 
     Args:
-      config: config of the network, the data and the training between the steps.
+      plan: plan of the network, the data and the training between the steps.
       run: workdir whose newest checkpoint is examined first; None: a fresh network.
       steps: numbers of training steps, ascending.
       presets: presets whose gradients at the last of the steps are compared with the gradients in float32.
-      source: the data set of the config, if it is loaded already.
 
     Raises:
-      ConfigError: if the config is wrong, the run has no checkpoint of its network, or training does not reach the
+      ConfigError: if the run has no checkpoint of its network, or training does not reach the
         first of the steps.
     """
-    experiment = build(config, source)
+    experiment, config = plan.experiment, plan.config
     with compilation_cache(config.compilation_cache):
-        state = _state(experiment, run)
+        state = _state(plan, run)
         where = "fresh weights" if run is None else f"step {int(state.step)} of {run}"
         name = f"{config.model.name} on {config.data.name}, {experiment.precision.name}"
         console.say(f"{name}: {where}, batch {experiment.batch_size}; compiling ...")
@@ -109,12 +103,12 @@ def _halted(experiment: Experiment, step: int, report: Report | None) -> Report:
     return dataclasses.replace(report, notes=(*report.notes, why))
 
 
-def _state(experiment: Experiment, run: pathlib.Path | None) -> TrainState:
+def _state(plan: Plan, run: pathlib.Path | None) -> TrainState:
     if run is None:
-        return start.new_state(experiment, start.initial_weights(experiment, None, distributed.SINGLE))
+        return start.new_state(plan.experiment, plan.initial)
     if not run.is_dir():
         raise ConfigError(f"--workdir={run} is not there; leave it out to examine a fresh network")
-    begun = start.latest_start(experiment, run)
+    begun = start.latest_start(plan.experiment, run)
     if begun.is_random:
         raise ConfigError(f"--workdir={run} has no checkpoint; train first, or leave it out to examine a fresh network")
     return begun.state

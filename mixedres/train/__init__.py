@@ -1,4 +1,4 @@
-"""A training run: build, step, loop, evaluation.
+"""A training run: plan, step, loop, evaluation.
 
 Every name is imported when it is first used, so that a mistake in a config need not wait for JAX.
 """
@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING
 from mixedres._internal.lazy import importer
 
 if TYPE_CHECKING:
-    from mixedres.train import checks, distributed, start, steps
-    from mixedres.train.builder import build
+    from mixedres.train import distributed, start, steps
     from mixedres.train.debug import diagnosis, monitor, nonfinite
     from mixedres.train.evaluation import OnResults, compare_presets, evaluate
     from mixedres.train.experiment import Experiment
+    from mixedres.train.planning import Plan, plan
     from mixedres.train.run import fit
     from mixedres.train.step import TrainState
 
 __all__ = [
     "Experiment",
     "OnResults",
+    "Plan",
     "TrainState",
-    "build",
-    "checks",
     "compare_presets",
     "diagnosis",
     "distributed",
@@ -29,6 +28,7 @@ __all__ = [
     "fit",
     "monitor",
     "nonfinite",
+    "plan",
     "start",
     "steps",
 ]
@@ -39,12 +39,12 @@ __getattr__ = importer(
         "Experiment": "experiment",
         "OnResults": "evaluation",
         "TrainState": "step",
-        "build": "builder",
         "compare_presets": "evaluation",
         "diagnosis": "debug.diagnosis",
         "evaluate": "evaluation",
         "fit": "run",
         "monitor": "debug.monitor",
         "nonfinite": "debug.nonfinite",
+        **dict.fromkeys(("Plan", "plan"), "planning"),
     },
 )

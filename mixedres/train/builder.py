@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 
 from mixedres import data, models, precision
 from mixedres._internal.errors import ConfigError, config_errors, nearest
-from mixedres._internal.mesh import AXIS, check_devices
-from mixedres.config import KEYS, duration_in_steps, flatten, precision_of, validate
-from mixedres.train import checks, optimizers, steps
+from mixedres._internal.mesh import AXIS, check_devices, make_mesh
+from mixedres.config import KEYS, duration_in_steps, flatten, precision_of
+from mixedres.train import optimizers, steps
 from mixedres.train.experiment import Experiment
 
 # {kind of device: compute dtypes} for which fused norms make the step faster on average over the benchmarks in
@@ -26,22 +26,16 @@ FUSED_IS_FASTER: dict[str, list[str]] = json.loads((pathlib.Path(__file__).paren
 _OF_RESNETS = ("model.", "batch_norm.", "optimizer.layer_decay")
 
 
-def build(config: ConfigDict, source: data.Source | None = None) -> Experiment:
-    """Checks a config and builds what it names; writes nothing.
-
-    Args:
-      config: the config.
-      source: the data set of the config if it is loaded already, see `mixedres.train.checks`; None: loads the data set.
+def build(config: ConfigDict, source: data.Source) -> Experiment:
+    """Builds the parts of a run; only `mixedres.train.plan` calls it, with a config that has a batch size.
 
     Raises:
       ConfigError: at the first mistake.
     """
-    validate(config)
     check_devices()
     chosen, loss_scale = precision_of(config)
-    mesh, batch_size = checks.devices_and_batch(config)
-    source = source or checks.load_source(config, batch_size)
-    checks.check_source(config, source, batch_size)
+    mesh, batch_size = make_mesh(devices_of(config)), config.batch_size
+    _check_division(batch_size, mesh.size, config.microbatches)
     device = mesh.devices.flat[0]
     model = _network(config, source.num_classes, chosen, device.device_kind)
     steps_per_epoch = source.train_examples // batch_size
@@ -73,6 +67,40 @@ def build(config: ConfigDict, source: data.Source | None = None) -> Experiment:
     )
     _check_paths(experiment)
     return experiment
+
+
+def devices_of(config: ConfigDict) -> list[jax.Device]:
+    """Returns the devices of the run: equally many of every process, in the order of the processes.
+
+    Raises:
+      ConfigError: if devices are missing, or not equally many in every process.
+    """
+    check_devices()
+    devices, hosts = jax.devices(), jax.process_count()
+    count = config.num_devices or len(devices)
+    if count > len(devices):
+        owner = "this machine has" if hosts == 1 else f"the {hosts} processes have"
+        raise ConfigError(f"config.num_devices is {count}, but {owner} {len(devices)} ({devices[0].platform})")
+    by_host = [[device for device in devices if device.process_index == host] for host in range(hosts)]
+    if count % hosts or min(map(len, by_host)) < count // hosts:
+        have = ", ".join(str(len(own)) for own in by_host)
+        raise ConfigError(
+            f"{count} devices cannot be shared equally by {hosts} processes that have {have}; "
+            "give all of them as many, or set config.num_devices to a number that they can share"
+        )
+    return [device for own in by_host for device in own[: count // hosts]]
+
+
+def _check_division(batch_size: int, devices: int, microbatches: int) -> None:
+    """Raises ConfigError if devices and microbatches do not divide the batch."""
+    parts = devices * microbatches
+    if batch_size % parts:
+        below = batch_size // parts * parts
+        sizes = f"{below} and {below + parts}" if below else f"{parts}"
+        raise ConfigError(
+            f"config.batch_size is {batch_size}, not a multiple of {parts} (devices: {devices}, microbatches: "
+            f"{microbatches}); the nearest sizes that are: {sizes}"
+        )
 
 
 def _network(config: ConfigDict, num_classes: int, chosen: precision.Precision, kind: str) -> models.Network:
@@ -107,9 +135,16 @@ def _network(config: ConfigDict, num_classes: int, chosen: precision.Precision, 
 def _is_fused(given: str, config: ConfigDict, chosen: precision.Precision, kind: str) -> bool:
     """Returns whether batch norms are fused with the operations after them, on this kind of device.
 
-    `given` is 'auto', 'true' or 'false'; see `checks.why_not_fused`.
+    `given` is 'auto', 'true' or 'false'.
+
+    Raises:
+      ConfigError: if batch norms cannot be fused, and `given` is 'true'.
     """
-    obstacle = checks.why_not_fused(config, chosen)
+    obstacle = chosen.why_not_fusable
+    if config.batch_norm.frozen:
+        obstacle = "batch_norm.frozen: fused norms take the statistics of the batch; leave one of them out"
+    if given == "true" and obstacle:
+        raise ConfigError(f"config.model.fused=true does not go with {obstacle}")
     is_faster = str(jnp.dtype(chosen.policy.compute_dtype)) in FUSED_IS_FASTER.get(kind, ())
     return not obstacle and (given == "true" or (given == "auto" and is_faster))
 

@@ -1,26 +1,25 @@
 """Evaluation: a loop over the test images, for one network or for the same weights in several precisions."""
 
 import contextlib
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
 import jax
-from ml_collections import ConfigDict
 
 from mixedres import data, precision
 from mixedres._internal import coordination, environment
 from mixedres._internal.cli import console
 from mixedres._internal.cli.compilation import compilation_cache
-from mixedres._internal.errors import ConfigError, DataError
+from mixedres._internal.errors import DataError
 from mixedres._internal.types import Batch, CompiledStep, Metrics, Record
 from mixedres.checkpoints import read_data_identity
-from mixedres.train import checks, start, steps
-from mixedres.train.builder import build
+from mixedres.train import start, steps
 from mixedres.train.distributed import SINGLE, SingleProcess
+from mixedres.train.distributed.opening import compare
 from mixedres.train.experiment import Experiment
 from mixedres.train.metrics.log import InFlight
+from mixedres.train.planning import Plan
 from mixedres.train.step import TrainState
 
 # The preset that predictions are compared with.
@@ -30,26 +29,23 @@ BASELINE = "fp32"
 OnResults: TypeAlias = Callable[[Experiment, data.ImageResults], str]
 
 
-def evaluate(
-    config: ConfigDict,
-    directory: pathlib.Path | None,
-    *,
-    group: SingleProcess = SINGLE,
-    source: data.Source | None = None,
-    on_results: OnResults | None = None,
-) -> Record:
-    """Evaluates the newest checkpoint in `directory` and returns top1, top5, loss and examples.
+def evaluate(plan: Plan, *, group: SingleProcess = SINGLE, on_results: OnResults | None = None) -> Record:
+    """Evaluates the newest checkpoint in the directory of a plan, and returns top1, top5, loss and examples.
 
-    If `directory` is None or has no run, evaluates the weights of ``config.init_from``. Writes only compiled programs.
-    The processes of `group` evaluate together. `source` is as for `build`. `on_results` is called with the results of
-    the single images, if there is one process, and returns words for the end of the printed line.
+    If there is no checkpoint, evaluates the weights of ``config.init_from``. Writes only compiled programs.
+
+    Args:
+      plan: the result of `mixedres.train.plan` with `evaluates`.
+      group: the processes that evaluate together.
+      on_results: called with the results of the single images, if there is one process; returns words for the end of
+        the printed line.
 
     Raises:
-      ConfigError: for a mistake in the config, and if there are no weights.
+      ConfigError: if the processes differ, or no checkpoint is whole.
     """
-    experiment = build(config if directory is None else checks.with_network(config, directory), source)
-    with compilation_cache(config.compilation_cache):
-        state, description = _weights(experiment, directory, group)
+    experiment = plan.experiment
+    with compilation_cache(plan.config.compilation_cache):
+        state, description = _weights(plan, group)
         step = compile_step(experiment, state)
         environment.check_memory(step, experiment.devices, "a smaller config.batch_size or config.data.image_size")
         with group.loop():
@@ -64,14 +60,7 @@ def evaluate(
     return result
 
 
-def compare_presets(
-    config: ConfigDict,
-    directory: pathlib.Path | None,
-    presets: Sequence[str],
-    *,
-    group: SingleProcess = SINGLE,
-    source: data.Source | None = None,
-) -> dict[str, Record]:
+def compare_presets(plan: Plan, presets: Sequence[str], *, group: SingleProcess = SINGLE) -> dict[str, Record]:
     """Evaluates the same weights under several presets, on the same images, and prints a line for each.
 
     Args and errors: as for `evaluate`. If `BASELINE` is not among the `presets`, it is added.
@@ -81,9 +70,9 @@ def compare_presets(
       number of images whose predicted class differs from the baseline's, 'nonfinite' the number of images for which the
       network returns an infinity or NaN.
     """
-    experiment = build(config if directory is None else checks.with_network(config, directory), source)
-    with compilation_cache(config.compilation_cache):
-        state, description = _weights(experiment, directory, group)
+    experiment = plan.experiment
+    with compilation_cache(plan.config.compilation_cache):
+        state, description = _weights(plan, group)
         names = list(dict.fromkeys((BASELINE, *presets)))
         console.show(f"{description}, in {len(names)} precisions:")
         by_name = {
@@ -181,27 +170,20 @@ def means(sums: Metrics) -> Record:
     return top | {"loss": float(sums["loss"]) / examples, "examples": examples}
 
 
-def _weights(experiment: Experiment, directory: pathlib.Path | None, group: SingleProcess) -> tuple[TrainState, str]:
+def _weights(plan: Plan, group: SingleProcess) -> tuple[TrainState, str]:
     """Returns the state to evaluate and its description; prints the header."""
-    if directory is not None:
-        start.assert_same(experiment, directory, group)
-    given = experiment.config.init_from
-    initial = start.initial_weights(experiment, directory, group)
-    if initial is None and directory is not None:
-        checks.check_evaluation(experiment.resolved, directory, experiment.data)
-    elif initial is not None and not initial.has_head:
-        raise ConfigError(f"config.init_from={given} has a head for other classes, so there is nothing to evaluate")
+    experiment, directory = plan.experiment, plan.directory
     if directory is None:
-        begun = start.Start(start.new_state(experiment, initial), initial=initial)
+        begun = start.Start(start.new_state(experiment, plan.initial), initial=plan.initial)
     else:
-        begun = start.latest_start(experiment, directory, initial)
-    if begun.is_random:
-        raise ConfigError(f"--workdir={directory} has no checkpoint yet; train first, without --mode=eval")
+        compare(plan, directory, group)
+        begun = start.latest_start(experiment, directory, plan.initial)
     start.print_header(experiment, directory)
     recorded = None if directory is None else read_data_identity(directory)
     if recorded is not None and recorded["fingerprint"] != experiment.data["fingerprint"]:
         console.say("note: these are other images than those of the run; it may have trained on some of them")
-    return begun.state, f"weights of {given}" if begun.record is None else f"step {int(begun.state.step)}"
+    given = f"weights of {plan.config.init_from}"
+    return begun.state, given if begun.record is None else f"step {int(begun.state.step)}"
 
 
 def _table(results: dict[str, Record]) -> list[str]:

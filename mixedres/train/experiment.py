@@ -62,8 +62,8 @@ class Experiment:
 
     @property
     def resolved(self) -> Record:
-        """Returns the flat config with the batch size, which may depend on the number of devices."""
-        return flatten(self.config) | {"batch_size": self.batch_size}
+        """Returns the flat config."""
+        return flatten(self.config)
 
     @property
     def data(self) -> Record:

@@ -1,8 +1,9 @@
-"""A run: config -> data, model, optimizer (`build`) -> state -> compiled steps -> loop -> summary."""
+"""A run: plan -> state -> compiled steps -> loop -> summary."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import functools
 import math
@@ -16,7 +17,6 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from ml_collections import ConfigDict
 
 from mixedres import checkpoints, data
 from mixedres._internal import coordination, environment
@@ -30,67 +30,63 @@ from mixedres._internal.formats import stamped
 from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import Record
 from mixedres.checkpoints import ownership, workdir
-from mixedres.train import checks, evaluation, start, step, steps
-from mixedres.train.builder import build
+from mixedres.train import evaluation, start, step, steps
 from mixedres.train.debug import profiler
 from mixedres.train.debug.monitor import Sampler
 from mixedres.train.distributed import SINGLE, SingleProcess
+from mixedres.train.distributed.opening import open_run
 from mixedres.train.experiment import Experiment
 from mixedres.train.loop import Loop, Parts
 from mixedres.train.metrics import wandb_writer
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.resources import Resources
 from mixedres.train.metrics.writers import MetricWriter, NullMetricWriter
+from mixedres.train.planning import Plan
 
 # Largest mean test loss of a run that succeeds. Logits of a float16 network allow 131,008.
 _MOST_LOSS = 1e6
 
 
 def fit(
-    config: ConfigDict,
-    directory: pathlib.Path,
+    plan: Plan,
     *,
-    clean: bool = False,
     group: SingleProcess = SINGLE,
-    source: data.Source | None = None,
     on_results: evaluation.OnResults | None = None,
 ) -> Record:
-    """Trains in `directory`, from its newest checkpoint if it has one, and returns the summary.
+    """Trains in the directory of a plan, from its newest checkpoint if it has one, and returns the summary.
 
-        config = mixedres.config.parse_flags(["--config=digits:fp16"]).config
-        print(fit(config, pathlib.Path("runs/digits").absolute())["eval"]["top1"])
+        plan = train.plan(config.load_config("digits:fp16"), pathlib.Path("runs/digits").absolute())
+        print(train.fit(plan)["eval"]["top1"])
 
     Args:
-      config: the config of the run.
-      directory: the workdir.
-      clean: remove an earlier run first.
+      plan: the result of `mixedres.train.plan`, with a directory.
       group: the processes of the run; process 0 writes.
-      source: the data set of the config, if it is loaded already; see `build`.
       on_results: called with the results of the single images at the end of a run of one process; returns words for
         the last lines. A run that ends by `stop_at_top1` does not call it.
 
     Raises:
-      ConfigError: for a mistake in the config or the directory; nothing has been written then.
+      ConfigError: if the processes differ, or the directory is in use; nothing has been written then.
       TrainingError: if training cannot go on or came to nothing; NonFiniteError: if numbers were not finite.
       data.DataError: if the data cannot be read any further.
       Stopped: after a signal of `signals.SIGNALS`, such as SIGTERM.
     """
-    config = checks.with_network(config, None if clean else directory)
-    experiment = build(config, source)
-    window = profiler.traced_steps(experiment)
-    wandb_writer.check_installed(config.wandb)
-    opening = start.open_run(experiment, directory, group, clean=clean)
-    with opening as (initial, finished, claim), contextlib.ExitStack() as stack:
+    directory = plan.directory
+    if directory is None:
+        raise ValueError("the plan has no directory; give train.plan the workdir")
+    if plan.finished is not None and group.count == 1:
+        return plan.say_finished()
+    experiment = plan.experiment
+    with open_run(plan, directory, group) as (finished, claim), contextlib.ExitStack() as stack:
         if finished is not None:
-            return checks.say_finished(directory, finished)
+            return dataclasses.replace(plan, finished=finished).say_finished()
         start.print_header(experiment, directory)
         stop_signal = StopSignal()
         if group.count > 1:  # several processes stop together; a single one has nothing to save before its first step
             stack.enter_context(stop_signal)
         console.say("compiling ...")
         programs = stack.enter_context(CompilationCounter())
-        saved = checkpoints.Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
-        begun = start.find_start(experiment, saved, initial, set_aside=True)
+        saved = checkpoints.Checkpoints(directory / workdir.CHECKPOINTS, plan.config.keep_checkpoints)
+        begun = start.find_start(experiment, saved, plan.initial, set_aside=True)
         saved.remove_partial()
         if group.is_primary:
             ownership.begin(directory, experiment.resolved, experiment.data)
@@ -107,7 +103,7 @@ def fit(
             claim=claim,
             saved=saved,
             log=log,
-            profiler=profiler.Profiler(window, directory, log, group),
+            profiler=profiler.Profiler(plan.traced_steps, directory, log, group),
             stop_signal=stop_signal,
             collects=on_results is not None and group.count == 1,
             **compiled,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -14,24 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres import checkpoints, models
-from mixedres._internal import coordination, environment, jax_compat
+from mixedres._internal import jax_compat
 from mixedres._internal.cli import console
-from mixedres._internal.cli.compilation import compilation_cache
 from mixedres._internal.errors import ConfigError, MismatchError, OtherModelError, config_errors
 from mixedres._internal.files import expanded
 from mixedres._internal.names import __version__
-from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import Record, Variables
-from mixedres.checkpoints import Claim, ownership, workdir
+from mixedres.checkpoints import workdir
 from mixedres.config import KEYS, flatten
 from mixedres.data import InputSpec, get_preprocessing
 from mixedres.train import steps
-from mixedres.train.distributed import SingleProcess
 from mixedres.train.experiment import Experiment
 from mixedres.train.step import TrainState
 
-# Seconds until all hosts see a new file; NFS may cache for a minute that the file does not exist.
-SHARED_WITHIN = 90.0
 # Keys that the first lines of a run show if they are set: they change what is trained, or when the run ends.
 _WORTH_A_LINE = (
     *("init_from", "trainable", "batch_norm.frozen", "data.augment", "data.erasing", "mixup", "ema_decay"),
@@ -127,79 +121,12 @@ def _in_words(experiment: Experiment) -> str:
     return ", ".join(filter(None, parts))
 
 
-def assert_same(experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool = False) -> None:
-    """Raises `ConfigError` in all processes if their software, configs, data or directories differ."""
-    if group.count == 1:
-        return
-    same = "install the same on all hosts, set the same variables, and start all processes again"
-    coordination.assert_equal("software", environment.software(), same)
-    coordination.assert_equal("config", experiment.resolved | {"--clean": clean, "--num_processes": group.count})
-    names = ("train_examples", "eval_examples", "fingerprint", "sizes")
-    data = experiment.data
-    coordination.assert_equal("data", {name: data.get(name) for name in names})
-    coordination.assert_equal("workdir", workdir.contents(directory))
-
-
-@contextlib.contextmanager
-def open_run(
-    experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool
-) -> Iterator[tuple[InitialWeights | None, Record | None, Claim | None]]:
-    """Checks that the run may start in `directory`, claims it for the block, and enables the compilation cache.
-
-    Yields the weights of ``config.init_from`` (None if the run does not start from them), the summary of the run if it
-    is finished, else None, and the claim of the directory (None in a process that does not write).
-
-    Raises ConfigError if processes disagree, the weights do not fit, or the directory holds something else than this
-    run. Nothing has been written then.
-    """
-    ownership.check_name(directory)
-    assert_same(experiment, directory, group, clean=clean)
-    initial = initial_weights(experiment, directory, group, clean=clean)  # before anything is written
-    cache = compilation_cache(experiment.config.compilation_cache)
-    with cache, _claim(experiment, directory, group, clean=clean) as claimed:
-        # Only process 0 reads: on a shared file system the others may see an older directory.
-        finished = workdir.finished(directory, experiment.resolved) if group.is_primary else None
-        yield initial, coordination.broadcast("finished", finished), claimed
-
-
-def _claim(
-    experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool
-) -> contextlib.AbstractContextManager[Claim | None]:
-    """Claims `directory` in process 0; the other processes check that their directory is the same."""
-    lock: contextlib.AbstractContextManager[Claim | None] = contextlib.nullcontext()
-    if group.is_primary:
-        lock = ownership.claim(directory, experiment.resolved, data=experiment.data, clean=clean)
-    coordination.barrier("claimed")
-    deadline = time.monotonic() + SHARED_WITHIN
-    while not workdir.contents(directory)["claimed"] and time.monotonic() < deadline:
-        time.sleep(0.1)
-    coordination.assert_equal("workdir, which all must share", workdir.contents(directory))
-    return lock
-
-
-def initial_weights(
-    experiment: Experiment, directory: pathlib.Path | None, group: SingleProcess, *, clean: bool = False
-) -> InitialWeights | None:
-    """Returns the weights of ``config.init_from``; None if the key is not set or `directory` has a checkpoint.
-
-    Raises ConfigError as for `load_weights`, and in all processes if they read different weights.
-    """
-    continues = directory is not None and workdir.contents(directory)["checkpoints"] and not clean
-    given = experiment.config.init_from
-    initial = None
-    if given and not continues:
-        shapes = steps.variable_shapes(experiment)
-        initial = load_weights(given, shapes, experiment.model, experiment.source.input_spec)
-    coordination.assert_equal("weights", {"fingerprint": initial and fingerprint(initial.variables)})
-    return initial
-
-
 def find_start(
     experiment: Experiment, saved: checkpoints.Checkpoints, initial: InitialWeights | None, *, set_aside: bool = False
 ) -> Start:
     """Returns the start from the newest checkpoint, else from `initial`, else from random weights.
 
-    Args and errors: as for `restore_newest`; `initial` is the result of `initial_weights`.
+    Args and errors: as for `restore_newest`; `initial` is as of `Plan`.
     """
     restored = restore_newest(experiment, saved, set_aside=set_aside)
     return Start(*restored) if restored else Start(new_state(experiment, initial), initial=initial)

@@ -13,8 +13,8 @@ from mixedres._internal import files
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.formats import stamped
 from mixedres.checkpoints import ownership, workdir
-from mixedres.train.builder import build
 from tests.train import run_cases
+from tests.train.run_cases import build
 
 
 def own(directory, config, clean=False, data=None):

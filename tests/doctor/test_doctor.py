@@ -6,7 +6,6 @@ import types
 
 import pytest
 
-from mixedres import train
 from mixedres.config import parse_flags
 from mixedres.doctor import __main__ as doctor
 from mixedres.doctor import examination
@@ -65,7 +64,7 @@ def test_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, ca
 @pytest.mark.usefixtures("small_network")
 def test_examination_of_a_run_changes_no_file(tmp_path, capsys):
     run = tmp_path / "run"
-    train.fit(run_cases.tiny("fp16_static"), run)
+    run_cases.fit(run_cases.tiny("fp16_static"), run)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     capsys.readouterr()
     status, text, errors = said(capsys, f"--workdir={run}", f"--out={tmp_path / 'page.html'}")

@@ -28,12 +28,12 @@ from mixedres.export import __main__ as export
 from mixedres.predict import __main__ as predict
 from mixedres.predict.classifier import read_classifier
 from mixedres.train import fit, start, steps
-from mixedres.train.builder import build
 from mixedres.train.metrics.writers import MetricWriter
 from tests.data import made
 from tests.fuzz import mutations
 from tests.fuzz.mutations import PARTS, chance, pick
 from tests.train import run_cases
+from tests.train.run_cases import build
 
 SIZE = 24
 STEP = "checkpoints/2/default/"

@@ -16,10 +16,10 @@ from mixedres import checkpoints, main
 from mixedres._internal.errors import ConfigError, WeightsError
 from mixedres.data.datasets import cifar10, records, tfds
 from mixedres.data.images import decoding
-from mixedres.train.builder import build
 from tests.data import made
 from tests.hostile.commands import assert_one_line, run_here, tiny_weights
 from tests.train import run_cases
+from tests.train.run_cases import build
 
 
 def data_set(place):

@@ -12,13 +12,12 @@ from mixedres import main
 from mixedres._internal.cli import command_line, compilation
 from mixedres._internal.errors import ConfigError, TrainingError
 from mixedres.checkpoints import load, ownership, recorded, workdir
-from mixedres.train import evaluation, run
-from mixedres.train.builder import build
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.writers import MetricWriter
 from tests.hostile.commands import assert_one_line, run_here
 from tests.interruptions import runs
 from tests.train import run_cases
+from tests.train.run_cases import build
 
 # Coroutines of Orbax end long after a save that failed; a command drops them.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -34,7 +33,7 @@ def train(directory, clean=False, **overrides):
     """A tiny run: six steps with a checkpoint after every second."""
     with pytest.MonkeyPatch.context() as patch:
         run_cases.shrink(patch)
-        return run.fit(run_cases.tiny("fp16", **overrides), directory, clean=clean)
+        return run_cases.fit(run_cases.tiny("fp16", **overrides), directory, clean=clean)
 
 
 def copy(place):
@@ -285,5 +284,5 @@ def test_evaluation_needs_no_config_json(place):
     (directory / workdir.CONFIG).unlink()
     with pytest.MonkeyPatch.context() as patch:
         run_cases.shrink(patch)
-        found = evaluation.evaluate(run_cases.tiny("fp16"), directory)
+        found = run_cases.evaluate(run_cases.tiny("fp16"), directory)
     assert found["loss"] == finished(place.parent)[1]["eval"]["loss"]

@@ -19,7 +19,6 @@ from mixedres.checkpoints import workdir
 from mixedres.data.images import decoding
 from mixedres.data.sources import Synthetic
 from mixedres.predict import __main__ as predict
-from mixedres.train import run
 from tests import ROOT
 from tests.data import made
 from tests.hostile.commands import environment, run_here, tiny_weights
@@ -67,7 +66,7 @@ def test_signal_while_no_batch_comes_ends_the_run(place):
         run_cases.shrink(patch)
         patch.setattr(Synthetic, "train_batches", stuck)
         patch.setattr("mixedres.data.prefetch._PATIENCE", 0.1)
-        run.fit(run_cases.tiny("fp16", checkpoint_every=0, eval_every=0), place / "run")
+        run_cases.fit(run_cases.tiny("fp16", checkpoint_every=0, eval_every=0), place / "run")
     hanging.set()
     assert caught.value.status == 143 and "the checkpoint of step 3 is saved" in str(caught.value)
     assert workdir.contents(place / "run")["checkpoints"] == [3]

@@ -10,7 +10,7 @@ from mixedres.models import compiler_options, create, for_platform, onednn
 from mixedres.models.products import xla_convolution
 from mixedres.precision import get
 from mixedres.train import steps
-from mixedres.train.builder import build
+from tests.train.run_cases import build
 
 needs_bfloat16 = pytest.mark.skipif(
     not onednn.is_faster(jnp.bfloat16, 1000), reason="needs JAX 0.11 and a processor that multiplies bfloat16"

@@ -22,10 +22,10 @@ from mixedres import checkpoints, main
 from mixedres.export import __main__ as export_command
 from mixedres.models.normalize import normalization
 from mixedres.train import start, steps
-from mixedres.train.builder import build
 from tests import ROOT
 from tests.config.test_config import resolve
 from tests.original import cases
+from tests.train.run_cases import build
 
 MISSING = [name for name in ("tensorflow", "tf_keras", "official") if importlib.util.find_spec(name) is None]
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=f"without {MISSING}")]

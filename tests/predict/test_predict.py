@@ -26,9 +26,9 @@ from mixedres.data.images import crops
 from mixedres.export import __main__ as export_command
 from mixedres.predict import __main__ as predict
 from mixedres.predict import arguments, classifier
-from mixedres.train.builder import build
 from tests.data import made
 from tests.train import run_cases
+from tests.train.run_cases import build
 
 
 def said(capsys, *arguments):

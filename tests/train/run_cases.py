@@ -5,13 +5,32 @@ from functools import cache
 
 from tensorboardX.proto import event_pb2
 
-from mixedres import models
+from mixedres import models, train
 from mixedres.checkpoints import workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.config import values as base
-from mixedres.train import run, start
-from mixedres.train.builder import build
+from mixedres.train import start
 from tests.data import made
+
+
+def build(config):
+    """The parts of a run."""
+    return train.plan(config).experiment
+
+
+def fit(config, directory, *, clean=False, source=None, **options):
+    """Trains in a directory; returns the summary."""
+    return train.fit(train.plan(config, directory, clean=clean, source=source), **options)
+
+
+def evaluate(config, directory, *, source=None, **options):
+    """Evaluates the run in a directory; returns the result."""
+    return train.evaluate(train.plan(config, directory, source=source, evaluates=True), **options)
+
+
+def compare_presets(config, directory, presets):
+    """Evaluates the run in a directory in several presets; returns the results."""
+    return train.compare_presets(train.plan(config, directory, evaluates=True), presets)
 
 
 def tiny(preset="fp32", **overrides):
@@ -64,7 +83,7 @@ def image_run(factory):
 def _image_run(place):
     made.write_folder(place / "images", count=24)
     made.write_folder(place / "images", count=21, part="val")
-    run.fit(on_images(place, "fp16"), place / "run")
+    fit(on_images(place, "fp16"), place / "run")
     return place
 
 

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixedres.train import run, steps
-from mixedres.train.builder import build
+from mixedres.train import steps
 from tests.amp import graphs
 from tests.config.test_config import resolve
 from tests.train import run_cases
+from tests.train.run_cases import build
 
 
 def synthetic(experiment, preset="fp16", **overrides):
@@ -34,7 +34,7 @@ def test_run_on_the_official_pixels_and_with_the_background(place, tmp_path):
     assert batch["image"].dtype == np.float32 and experiment.data["input"]["resize"] == "official"
     assert steps.variable_shapes(experiment)["params"]["head"]["bias"].shape == (4,)
     # The step was compiled for these shapes; another dtype would end the run.
-    assert np.isfinite(run.fit(config, tmp_path / "run")["eval"]["loss"])
+    assert np.isfinite(run_cases.fit(config, tmp_path / "run")["eval"]["loss"])
 
 
 def test_official_imagenet_schedule_on_eight_devices():

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from mixedres import train
 from mixedres._internal import coordination
 from mixedres._internal.cli import compilation
 from mixedres._internal.cli.compilation import CompilationCounter
@@ -172,5 +171,5 @@ def test_processes_follow_the_decision_of_process_0(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("small_network")
 def test_run_may_go_on_with_another_cache(tmp_path):
     one, other = (run_cases.tiny(steps=2, eval_every=0, compilation_cache=name) for name in ("none", "auto"))
-    train.fit(one, tmp_path / "run")
-    assert train.fit(other, tmp_path / "run") == workdir.read_summary(tmp_path / "run")
+    run_cases.fit(one, tmp_path / "run")
+    assert run_cases.fit(other, tmp_path / "run") == workdir.read_summary(tmp_path / "run")

@@ -8,10 +8,10 @@ from mixedres import numerics
 from mixedres._internal.tree import named_leaves
 from mixedres.numerics import _taps
 from mixedres.train import start, steps
-from mixedres.train.builder import build
 from mixedres.train.debug import monitor
 from mixedres.train.losses import cross_entropy
 from tests.train import run_cases
+from tests.train.run_cases import build
 
 pytestmark = pytest.mark.usefixtures("one_block")
 

@@ -6,15 +6,15 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import main, precision, train
+from mixedres import main, precision
 from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.export import __main__ as export_command
-from mixedres.train import evaluation, start, step, steps
-from mixedres.train.builder import build
+from mixedres.train import start, step, steps
 from tests.amp import graphs
 from tests.train import run_cases
+from tests.train.run_cases import build
 
 pytestmark = pytest.mark.usefixtures("one_block")
 
@@ -30,7 +30,7 @@ def digits(preset, **overrides):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, one_block):
     directory = tmp_path_factory.mktemp("runs") / "digits"
-    train.fit(digits("fp16", ema_decay=0.9), directory)
+    run_cases.fit(digits("fp16", ema_decay=0.9), directory)
     return directory
 
 
@@ -47,7 +47,7 @@ def test_compared_presets_ignore_keep_float32_of_the_run(preset):
 def test_presets_are_compared_image_by_image(trained, capsys):
     presets = ["bf16", "fp16"]
     capsys.readouterr()
-    results = evaluation.compare_presets(digits("fp16", ema_decay=0.9), trained, presets)
+    results = run_cases.compare_presets(digits("fp16", ema_decay=0.9), trained, presets)
     printed = capsys.readouterr().out.splitlines()
     assert list(results) == ["fp32", *presets] and len([line for line in printed if line.startswith("fp16")]) == 1
 
@@ -66,7 +66,7 @@ def test_presets_are_compared_image_by_image(trained, capsys):
 
     kept = []
     config = digits("fp16", ema_decay=0.9)
-    evaluated = evaluation.evaluate(config, trained, on_results=lambda *given: kept.append(given[1]) or "a page")
+    evaluated = run_cases.evaluate(config, trained, on_results=lambda *given: kept.append(given[1]) or "a page")
     images, last = kept[0], capsys.readouterr().out.splitlines()[-1]
     assert evaluated["top1"] == results["fp16"]["top1"] and last.endswith("; a page")
     # The last batch of 28 has 24 images.
@@ -86,24 +86,24 @@ def test_presets_are_compared_image_by_image(trained, capsys):
 def test_weights_need_no_run(trained, tmp_path, capsys):
     path = tmp_path / "weights.safetensors"
     assert export_command.main(["export", f"--from={trained}", f"--to={path}", "--layout=mixedres"]) == 0
-    of_run = evaluation.evaluate(digits("fp16", ema_decay=0.9), trained)
-    of_file = evaluation.evaluate(digits("fp16", init_from=path), tmp_path / "none")
+    of_run = run_cases.evaluate(digits("fp16", ema_decay=0.9), trained)
+    of_file = run_cases.evaluate(digits("fp16", init_from=path), tmp_path / "none")
     assert of_file == of_run and not (tmp_path / "none").exists()
-    both = evaluation.compare_presets(digits("fp16", init_from=path), tmp_path / "none", ["fp16"])
+    both = run_cases.compare_presets(digits("fp16", init_from=path), tmp_path / "none", ["fp16"])
     assert both["fp16"]["top1"] == of_run["top1"]
 
 
 def test_weights_are_not_taken_for_the_run_in_the_workdir(trained):
     config = digits("fp16", ema_decay=0.9, init_from=trained)
     with pytest.raises(ConfigError, match=r"init_from: None there, '.*digits' now\); add --config.init_from=None"):
-        evaluation.evaluate(config, trained)
+        run_cases.evaluate(config, trained)
 
 
 def test_head_with_another_number_of_classes_is_refused(tmp_path):
-    train.fit(run_cases.tiny(steps=1, eval_every=0), tmp_path / "run")
+    run_cases.fit(run_cases.tiny(steps=1, eval_every=0), tmp_path / "run")
     other = run_cases.tiny(init_from=tmp_path / "run", data__num_classes=7)
     with pytest.raises(ConfigError, match="has a head for other classes, so there is nothing to evaluate"):
-        evaluation.evaluate(other, tmp_path / "none")
+        run_cases.evaluate(other, tmp_path / "none")
 
 
 def test_presets_on_the_command_line(capsys):

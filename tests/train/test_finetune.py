@@ -6,14 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import checkpoints, data, main, models, train
+from mixedres import checkpoints, data, main, models
 from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import layouts, load, workdir
 from mixedres.data.images import preprocessing
 from mixedres.train import optimizers, start, steps
-from mixedres.train.builder import build
-from tests.train import step_cases
-from tests.train.run_cases import tiny
+from tests.train import run_cases, step_cases
+from tests.train.run_cases import build, tiny
 
 pytestmark = pytest.mark.usefixtures("one_block")
 
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_block")
 def backbone(tmp_path_factory, one_block):
     """The workdir of a short run."""
     directory = tmp_path_factory.mktemp("runs") / "backbone"
-    train.fit(tiny("fp32", seed=3, eval_every=0), directory)
+    run_cases.fit(tiny("fp32", seed=3, eval_every=0), directory)
     return directory
 
 
@@ -34,7 +33,7 @@ def tensors(directory):
 @pytest.mark.parametrize("through", ["workdir", "torchvision", "transformers", "mixedres"])
 def test_run_starts_from_the_given_weights(through, backbone, tmp_path, capsys):
     source = backbone if through == "workdir" else tmp_path / "weights.safetensors"
-    experiment = build(tiny("fp16", seed=5, init_from=source, ema_decay=0.9))
+    experiment = build(tiny("fp16", seed=5, ema_decay=0.9))
     if through != "workdir":
         trained, _ = layouts.from_tensors(tensors(backbone), steps.variable_shapes(experiment), "mixedres")
         checkpoints.write_weights(source, layouts.to_tensors(trained, through))
@@ -49,7 +48,7 @@ def test_run_starts_from_the_given_weights(through, backbone, tmp_path, capsys):
 
 def test_frozen_backbone_keeps_every_bit(backbone, tmp_path):
     frozen = {"init_from": backbone, "trainable": "^/head/", "batch_norm__frozen": True}
-    train.fit(tiny("fp16", seed=5, batch_size=12, num_devices=3, **frozen), tmp_path / "run")
+    run_cases.fit(tiny("fp16", seed=5, batch_size=12, num_devices=3, **frozen), tmp_path / "run")
     check_head_alone_changed(tensors(backbone), tensors(tmp_path / "run"))
 
 
@@ -60,13 +59,13 @@ def check_head_alone_changed(before, after):
 
 def test_head_of_another_size_is_new_and_noted(backbone, tmp_path, capsys):
     directory = tmp_path / "run"
-    train.fit(tiny("fp16", init_from=backbone, data__num_classes=4), directory)
+    run_cases.fit(tiny("fp16", init_from=backbone, data__num_classes=4), directory)
     assert "the head is new: 4 classes instead of 10" in capsys.readouterr().out
     assert tensors(directory)["params/head/bias"].shape == (4,)
     # A run that goes on needs the weights no more, and says nothing of them.
     summary = workdir.read_summary(directory)
     (directory / workdir.SUMMARY).unlink()
-    train.fit(tiny("fp16", init_from=backbone, data__num_classes=4), directory)
+    run_cases.fit(tiny("fp16", init_from=backbone, data__num_classes=4), directory)
     assert "weights:" not in capsys.readouterr().out
     assert workdir.read_summary(directory)["fingerprint"] == summary["fingerprint"]
 
@@ -74,13 +73,13 @@ def test_head_of_another_size_is_new_and_noted(backbone, tmp_path, capsys):
 def test_kill_in_the_first_checkpoint_restarts_from_the_weights(backbone, tmp_path, capsys):
     directory = tmp_path / "run"
     config = tiny("fp16", init_from=backbone)
-    train.fit(config, directory)
+    run_cases.fit(config, directory)
     first = workdir.read_summary(directory)["fingerprint"]
     (directory / workdir.SUMMARY).unlink()
     shutil.rmtree(directory / workdir.CHECKPOINTS)
     (directory / workdir.CHECKPOINTS / "2.orbax-checkpoint-tmp").mkdir(parents=True)
     capsys.readouterr()
-    train.fit(config, directory)
+    run_cases.fit(config, directory)
     assert f"weights: {backbone}" in capsys.readouterr().out
     assert workdir.read_summary(directory)["fingerprint"] == first
 

@@ -12,15 +12,16 @@ import pytest
 
 from experiments.lib import runs
 from experiments.on_gpu import page
-from mixedres import models, precision, replay, train
+from mixedres import models, precision, replay
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.tree import fingerprint
 from mixedres.config import unflatten
 from mixedres.models import kernel_layout
 from mixedres.train import start, steps
-from mixedres.train.builder import FUSED_IS_FASTER, build
+from mixedres.train.builder import FUSED_IS_FASTER
 from tests.train import run_cases
 from tests.train import step_cases as cases
+from tests.train.run_cases import build
 
 STAGES = (1, 1)  # a block with a projection and one without
 
@@ -117,13 +118,13 @@ def test_ohwi_kernels_change_no_number_of_a_run(tmp_path, ohwi, monkeypatch):
     assert fingerprint(state.params) == fingerprint(jax.jit(experiment.init_state)().params)
 
     for count in (4, 6):  # the second goes on from the checkpoint of the first
-        whole = train.fit(run_cases.tiny("fp32", **options, steps=count), tmp_path / "ohwi")
+        whole = run_cases.fit(run_cases.tiny("fp32", **options, steps=count), tmp_path / "ohwi")
     monkeypatch.undo()
-    plain = train.fit(run_cases.tiny("fp32", **options), tmp_path / "plain")
+    plain = run_cases.fit(run_cases.tiny("fp32", **options), tmp_path / "plain")
     np.testing.assert_allclose(whole["eval"]["loss"], plain["eval"]["loss"], rtol=1e-5)
     assert whole["fused"] and plain["fused"]
     # And it goes on where kernels have the default layout.
-    train.fit(run_cases.tiny("fp32", **options, steps=8), tmp_path / "ohwi")
+    run_cases.fit(run_cases.tiny("fp32", **options, steps=8), tmp_path / "ohwi")
 
 
 @pytest.mark.usefixtures("one_block")

@@ -11,8 +11,8 @@ import pytest
 from mixedres import data
 from mixedres._internal.errors import ConfigError, DataError, NonFiniteError, TrainingError
 from mixedres.train import loop, run
-from mixedres.train.builder import build
-from tests.train.run_cases import lines, tiny
+from tests.train import run_cases
+from tests.train.run_cases import build, lines, tiny
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
@@ -104,7 +104,7 @@ def test_run_with_an_impossible_test_loss_fails(loss, told):
 @pytest.mark.parametrize("preset", ["fp32", "fp16"])
 def test_wrong_label_ends_a_run_before_it_is_trained_on(own, tmp_path, preset):
     with pytest.raises(DataError, match="data set own: the label -1 of image 0"):
-        run.fit(own(preset, label=-1), tmp_path)
+        run_cases.fit(own(preset, label=-1), tmp_path)
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_labels_that_are_all_equal_are_learned(tmp_path, monkeypatch):
     """The loss stays finite and falls: a network that always answers so is right, and data need no two labels."""
     batch = data.Synthetic._batch
     monkeypatch.setattr(data.Synthetic, "_batch", lambda *given: batch(*given) | {"label": np.full(16, 3, np.int32)})
-    summary = run.fit(tiny("fp16", steps=20), tmp_path)
+    summary = run_cases.fit(tiny("fp16", steps=20), tmp_path)
     losses = [line["loss"] for line in lines(tmp_path, "train")]
     assert summary["eval"]["top1"] == 1.0 and losses[-1] < losses[0] and summary["loss_scale"]["skipped_steps"] == 0
 
@@ -120,7 +120,7 @@ def test_labels_that_are_all_equal_are_learned(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_rate_that_ends_at_zero_leaves_the_last_steps_finite(tmp_path):
     """A cosine reaches 0 after the last step, so each update changes the weights."""
-    run.fit(tiny("fp32", schedule__end_factor=0), tmp_path)
+    run_cases.fit(tiny("fp32", schedule__end_factor=0), tmp_path)
     rates = [line["learning_rate"] for line in lines(tmp_path, "train")]
     assert min(rates) > 0 and rates == sorted(rates, reverse=True)
 
@@ -174,7 +174,7 @@ def config(preset, checkpoint_every="12 steps"):
 def undisturbed(tmp_path_factory, small_network):
     """{preset: summary} of runs without a fault."""
     root = tmp_path_factory.mktemp("undisturbed")
-    return {preset: run.fit(config(preset), root / preset) for preset in ("fp32", "fp16")}
+    return {preset: run_cases.fit(config(preset), root / preset) for preset in ("fp32", "fp16")}
 
 
 @pytest.mark.slow
@@ -186,15 +186,15 @@ def test_huge_parameter_ends_the_run_and_the_checkpoint_before_it_goes_on(
     chosen = config(preset, checkpoint_every=f"{every} steps")
     with monkeypatch.context() as patch, pytest.raises(NonFiniteError, match="the first tensor that is not finite is"):
         flip_before(patch, 13, place, 30)
-        run.fit(chosen, tmp_path)
+        run_cases.fit(chosen, tmp_path)
     damaged = [path for path in (tmp_path / "checkpoints").iterdir() if int(path.name) > 12]
     assert bool(damaged) == (every == 3)
     if damaged:
         with pytest.raises(NonFiniteError):
-            run.fit(chosen, tmp_path)
+            run_cases.fit(chosen, tmp_path)
     for path in damaged:  # as docs/runs.md says
         shutil.rmtree(path)
-    assert run.fit(chosen, tmp_path)["fingerprint"] == undisturbed[preset]["fingerprint"]
+    assert run_cases.fit(chosen, tmp_path)["fingerprint"] == undisturbed[preset]["fingerprint"]
 
 
 @pytest.mark.nightly
@@ -210,7 +210,7 @@ def test_run_goes_on_after_a_small_fault(undisturbed, tmp_path, monkeypatch, pre
     fault each step would have to be computed twice; a fault on the disk is noticed by the checkpoint's SHA-256.
     """
     flipped = flip_before(monkeypatch, 13, place, bit)
-    found, expected = run.fit(config(preset), tmp_path), undisturbed[preset]
+    found, expected = run_cases.fit(config(preset), tmp_path), undisturbed[preset]
     assert flipped == [13] and found["loss_scale"] == expected["loss_scale"]
     np.testing.assert_allclose(found["eval"]["loss"], expected["eval"]["loss"], rtol=0.02)
 
@@ -220,4 +220,4 @@ def test_huge_statistic_shows_in_the_test_loss(tmp_path, monkeypatch):
     """With a momentum of 0.9, 2**128 decays in 842 steps; until then the test loss shows the fault."""
     with monkeypatch.context() as patch, pytest.raises(TrainingError, match="the test loss is "):
         flip_before(patch, 13, MEAN, 30)
-        run.fit(config("fp32"), tmp_path)
+        run_cases.fit(config("fp32"), tmp_path)

@@ -73,12 +73,12 @@ def on_images(place, preset="fp16", **overrides):
 def trained(place, tmp_path_factory):
     """The workdir and summary of a run of 6 steps."""
     directory = tmp_path_factory.mktemp("convnext") / "run"
-    return directory, train.fit(on_images(place), directory)
+    return directory, run_cases.fit(on_images(place), directory)
 
 
 def probabilities(directory, config):
     """(images, softmax of the logits of the run's weights) over the evaluation data."""
-    experiment = train.build(config)
+    experiment = run_cases.build(config)
     variables = checkpoints.variables(checkpoints.read_weights(directory))
     images = np.concatenate([batch["image"] for batch in experiment.source.eval_batches(16)])
     apply_fn = jax.jit(lambda images: experiment.model.apply(variables, experiment.normalize_fn(images)))
@@ -88,9 +88,9 @@ def probabilities(directory, config):
 def test_continued_run_ends_with_the_same_bits(place, trained, tmp_path):
     directory, summary = trained
     assert summary["train"]["steps"] == 6 and summary["loss_scale"]["skipped_steps"] == 0
-    train.fit(on_images(place, steps=4), tmp_path / "run")
-    assert train.fit(on_images(place), tmp_path / "run")["fingerprint"] == summary["fingerprint"]
-    assert train.evaluate(on_images(place), directory) == {
+    run_cases.fit(on_images(place, steps=4), tmp_path / "run")
+    assert run_cases.fit(on_images(place), tmp_path / "run")["fingerprint"] == summary["fingerprint"]
+    assert run_cases.evaluate(on_images(place), directory) == {
         name: summary["eval"][name] for name in ("top1", "top5", "loss", "examples")
     }
 
@@ -125,7 +125,7 @@ def test_weights_travel_in_our_layout_alone(place, trained, tmp_path, capsys):
     assert export_command.main(["export", f"--from={directory}", f"--to={file}", "--layout=mixedres"]) == 0
     bits = [step_cases.bits(checkpoints.variables(checkpoints.read_weights(path))) for path in (directory, file)]
     assert bits[0] == bits[1]
-    experiment = train.build(on_images(place))
+    experiment = run_cases.build(on_images(place))
     initial = train.start.load_weights(str(file), steps.variable_shapes(experiment), experiment.model)
     assert initial.has_head and step_cases.bits(initial.variables) == bits[0]
 
@@ -138,7 +138,7 @@ def test_run_of_a_network_that_is_not_registered_is_one_line(place, trained, mon
 
 
 def test_doctor_counts_every_module(place, trained):
-    report, _ = examination.examine_network(on_images(place, num_devices=1), trained[0], [0], [])
+    report, _ = examination.examine_network(train.plan(on_images(place, num_devices=1)), trained[0], [0], [])
     assert {"patches", "block/depthwise", "block/norm", "block/contract", "head"} <= {
         row.layer for row in report.rows if row.kind == "activation"
     }
@@ -149,9 +149,9 @@ def test_rewritten_step_has_the_gradients_of_float32(tmp_path):
     options = {"data__name": "digits", "data__image_size": 16, "data__num_classes": None, "data__train_examples": None}
     options |= {"optimizer__name": "muon", "optimizer__learning_rate": 0.02, "steps": 4, "num_devices": 1}
     config = run_cases.tiny("fp16_rewrite", model__name="convnext", eval_every=0, **options)
-    summary = train.fit(config, tmp_path / "run")
+    summary = run_cases.fit(config, tmp_path / "run")
     assert summary["loss_scale"]["skipped_steps"] == 0 and summary["train"]["loss"] < 2.4
-    experiment = train.build(config)
+    experiment = run_cases.build(config)
     state = train.start.latest_start(experiment, tmp_path / "run").state
     assert state.batch_stats == {}
     batch = experiment.shard_batch(next(iter(experiment.source.train_batches(16, seed=0, first_step=4))))
@@ -167,10 +167,10 @@ def test_options_of_resnets_are_refused(key):
     name, value = key.split("=")
     words = f"config.{name.replace('__', '.')}={value} is about ResNets, and model.name=convnext is none"
     with pytest.raises(ConfigError, match=words):
-        train.build(run_cases.tiny(model__name="convnext", **{name: value}))
+        run_cases.build(run_cases.tiny(model__name="convnext", **{name: value}))
 
 
 def test_failed_step_is_repeated_in_a_rewriting_preset(place, trained):
     """The keys of a recorded config stay valid, although such a preset cannot fuse norms."""
-    resolved = train.build(on_images(place)).resolved
-    assert train.build(unflatten(replay.in_preset(resolved, "bf16_rewrite"))).precision.name == "bf16_rewrite"
+    resolved = run_cases.build(on_images(place)).resolved
+    assert run_cases.build(unflatten(replay.in_preset(resolved, "bf16_rewrite"))).precision.name == "bf16_rewrite"

@@ -13,12 +13,11 @@ import pytest
 from mixedres._internal.errors import Stopped, TrainingError
 from mixedres.checkpoints import manager, workdir
 from mixedres.checkpoints.manager import Checkpoints
-from mixedres.train import evaluation, loop, run, start
-from mixedres.train.builder import build
+from mixedres.train import evaluation, loop, start
 from mixedres.train.metrics.log import Average, RunLog
 from tests.data import made
 from tests.train import run_cases, step_cases
-from tests.train.run_cases import after, final_state
+from tests.train.run_cases import after, build, final_state
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
@@ -63,7 +62,7 @@ def stop_in_evaluation(patch, step, number=signal.SIGTERM):
 def whole(tmp_path_factory, small_network):
     """A function from a preset to the directory and summary of an undisturbed run."""
     root = tmp_path_factory.mktemp("whole")
-    return functools.cache(lambda preset: (root / preset, run.fit(config(preset), root / preset)))
+    return functools.cache(lambda preset: (root / preset, run_cases.fit(config(preset), root / preset)))
 
 
 def check_equal(directory, summary, reference):
@@ -81,12 +80,12 @@ def test_run_stopped_twice_ends_with_the_same_bits(whole, preset, tmp_path, monk
     for step, number in ((1, signal.SIGTERM), (5, signal.SIGUSR1)):
         with monkeypatch.context() as patch, pytest.raises(Stopped) as caught:
             stop_at(patch, step, number)
-            run.fit(config(preset), tmp_path)
+            run_cases.fit(config(preset), tmp_path)
         assert caught.value.status == 128 + number
         assert f"after step {step + 2}; the checkpoint of step {step + 2} is saved" in str(caught.value)
         assert not (tmp_path / workdir.SUMMARY).exists()
     assert "SIGTERM: finishing this step and saving" in capfd.readouterr().err
-    summary = run.fit(config(preset), tmp_path)
+    summary = run_cases.fit(config(preset), tmp_path)
     assert summary["train"]["first_step"] == 7
     check_equal(tmp_path, summary, whole(preset))
 
@@ -96,12 +95,12 @@ def test_number_of_decoding_processes_changes_no_image(tmp_path, monkeypatch):
     made.write_noise(tmp_path / "images", 48, 56, "JPEG", count=40)
     folder = {"data__name": "folder", "data__dir": tmp_path / "images", "data__flip": True, "data__image_size": 16}
     folder |= {"data__num_classes": None, "data__train_examples": None}
-    straight = run.fit(config(**folder), tmp_path / "straight")
+    straight = run_cases.fit(config(**folder), tmp_path / "straight")
     for workers, step in ((1, 1), (2, 5)):
         with monkeypatch.context() as patch, pytest.raises(Stopped):
             stop_at(patch, step)
-            run.fit(config(**folder, data__workers=workers), tmp_path / "run")
-    last = run.fit(config(**folder), tmp_path / "run")
+            run_cases.fit(config(**folder, data__workers=workers), tmp_path / "run")
+    last = run_cases.fit(config(**folder), tmp_path / "run")
     assert last["train"]["first_step"] == 7 and last["fingerprint"] == straight["fingerprint"]
     assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
 
@@ -110,19 +109,19 @@ def test_number_of_decoding_processes_changes_no_image(tmp_path, monkeypatch):
 def test_interrupted_evaluation_is_repeated(whole, step, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(Stopped, match=f"the checkpoint of step {step} is saved"):
         stop_in_evaluation(patch, step, signal.SIGUSR2)
-        run.fit(config(), tmp_path)
+        run_cases.fit(config(), tmp_path)
     assert metrics(tmp_path) == [line for line in metrics(whole("fp16")[0]) if line["step"] <= step][:-1]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         after(patch, RunLog, "eval", crash)
-        run.fit(config(), tmp_path)
-    check_equal(tmp_path, run.fit(config(), tmp_path), whole("fp16"))
+        run_cases.fit(config(), tmp_path)
+    check_equal(tmp_path, run_cases.fit(config(), tmp_path), whole("fp16"))
 
 
 def test_interrupted_last_evaluation_is_repeated_in_a_longer_run(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         stop_in_evaluation(patch, 6)
-        run.fit(config(steps=6, eval_every=0), tmp_path)
-    run.fit(config(eval_every=0), tmp_path)
+        run_cases.fit(config(steps=6, eval_every=0), tmp_path)
+    run_cases.fit(config(eval_every=0), tmp_path)
     assert [line["step"] for line in run_cases.lines(tmp_path, "eval")] == [6, 9]
 
 
@@ -135,13 +134,13 @@ def test_signal_before_the_first_step_saves_nothing(whole, tmp_path, monkeypatch
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(loop.Loop, "run", stopping)
-        run.fit(config(), tmp_path)
-    check_equal(tmp_path, run.fit(config(), tmp_path), whole("fp16"))
+        run_cases.fit(config(), tmp_path)
+    check_equal(tmp_path, run_cases.fit(config(), tmp_path), whole("fp16"))
 
 
 def test_signal_in_the_last_step_keeps_the_result(whole, tmp_path, monkeypatch):
     after(monkeypatch, RunLog, "eval", send, step=9)
-    summary = run.fit(config(), tmp_path)
+    summary = run_cases.fit(config(), tmp_path)
     monkeypatch.undo()
     check_equal(tmp_path, summary, whole("fp16"))
 
@@ -171,9 +170,9 @@ def test_signal_handlers_are_restored_after_a_run(whole):
 
 
 def test_longer_run_continues_the_shorter_one(whole, tmp_path, capsys):
-    short = run.fit(config(steps=8), tmp_path)
+    short = run_cases.fit(config(steps=8), tmp_path)
     assert short["train"]["steps"] == 8
-    longer = run.fit(config(), tmp_path)
+    longer = run_cases.fit(config(), tmp_path)
     assert "note: the run is longer now; its learning rate follows" in capsys.readouterr().out
     assert longer["train"]["first_step"] == 8
     check_equal(tmp_path, longer, whole("fp16"))
@@ -202,9 +201,9 @@ def test_resume_on_another_number_of_devices_keeps_the_numbers(tmp_path, monkeyp
     synced = {"batch_norm__sync": True, "num_devices": 2}
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         stop_at(patch, 1)
-        run.fit(config("fp32", **synced), tmp_path / "run")
-    continued = run.fit(config("fp32", **synced | {"num_devices": 1}), tmp_path / "run")
-    straight = run.fit(config("fp32", **synced), tmp_path / "straight")
+        run_cases.fit(config("fp32", **synced), tmp_path / "run")
+    continued = run_cases.fit(config("fp32", **synced | {"num_devices": 1}), tmp_path / "run")
+    straight = run_cases.fit(config("fp32", **synced), tmp_path / "straight")
     assert continued["train"]["first_step"] == 3 and continued["device"]["count"] == 1
     np.testing.assert_allclose(continued["eval"]["loss"], straight["eval"]["loss"], rtol=1e-5)
 
@@ -223,7 +222,7 @@ def fill_disk(patch, step):
 
 def test_failed_checkpoint_is_a_warning(whole, tmp_path, monkeypatch, capsys):
     fill_disk(monkeypatch, 4)
-    summary = run.fit(config(), tmp_path)
+    summary = run_cases.fit(config(), tmp_path)
     captured = capsys.readouterr()
     assert "the checkpoint of step 4 could not be written (No space left on device)" in captured.out
     assert "Traceback" not in captured.out + captured.err
@@ -235,6 +234,6 @@ def test_failed_last_checkpoint_fails_the_run(whole, tmp_path, monkeypatch):
     message = r"step 9 .*No space.*step 4 stands.*Make room"
     with monkeypatch.context() as patch, pytest.raises(TrainingError, match=message):
         fill_disk(patch, 9)
-        run.fit(config(), tmp_path)
+        run_cases.fit(config(), tmp_path)
     assert not (tmp_path / workdir.SUMMARY).exists()
-    check_equal(tmp_path, run.fit(config(), tmp_path), whole("fp16"))
+    check_equal(tmp_path, run_cases.fit(config(), tmp_path), whole("fp16"))

@@ -19,13 +19,12 @@ from mixedres.checkpoints import ownership, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.data import Synthetic
 from mixedres.models.factory import create
-from mixedres.train import evaluation, run, start
-from mixedres.train.builder import build
+from mixedres.train import run, start
 from mixedres.train.debug import nonfinite
 from mixedres.train.experiment import Experiment
 from mixedres.train.metrics.log import RunLog
 from tests.train import run_cases, step_cases
-from tests.train.run_cases import final_state, lines, tiny
+from tests.train.run_cases import build, final_state, lines, tiny
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
@@ -59,7 +58,7 @@ def finished(tmp_path_factory, small_network, disk_keeps_up):
     directory = tmp_path_factory.mktemp("run") / "fp16"
     config = tiny("fp16", ema_decay=0.9)
     with CompilationCounter() as compiled:
-        summary = run.fit(config, directory)
+        summary = run_cases.fit(config, directory)
     return Finished(directory, config, summary, compiled.take())
 
 
@@ -105,7 +104,7 @@ def test_compilation_in_the_loop_is_reported(tmp_path, monkeypatch, capsys):
             jax.jit(lambda x: x * 17.5)(np.float32(3))
 
     run_cases.after(monkeypatch, RunLog, "train", compile_one, step=3)
-    summary = run.fit(tiny("fp16", ema_decay=0.9), tmp_path / "run")
+    summary = run_cases.fit(tiny("fp16", ema_decay=0.9), tmp_path / "run")
     assert summary["train"]["compiled_in_loop"] == ["jit(<lambda>)"]
     assert capsys.readouterr().out.count("was compiled before step") == 1
 
@@ -113,7 +112,7 @@ def test_compilation_in_the_loop_is_reported(tmp_path, monkeypatch, capsys):
 def test_implicit_transfer_in_the_loop_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(Experiment, "shard_batch", lambda experiment, batch: batch)
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
-        run.fit(tiny("fp16", ema_decay=0.9), tmp_path / "run")
+        run_cases.fit(tiny("fp16", ema_decay=0.9), tmp_path / "run")
 
 
 def test_tensorboard_events_hold_the_same_numbers(finished):
@@ -130,24 +129,24 @@ def test_tensorboard_events_hold_the_same_numbers(finished):
 def test_mode_eval_repeats_the_last_evaluation(finished, capsys):
     directory, config, summary, _ = finished
     before = sorted(path.name for path in directory.iterdir())
-    assert evaluation.evaluate(config, directory) == summary["eval"]
+    assert run_cases.evaluate(config, directory) == summary["eval"]
     assert f"top-1 {summary['eval']['top1']:.2%}" in capsys.readouterr().out
     assert sorted(path.name for path in directory.iterdir()) == before
 
 
 def test_finished_run_is_not_repeated(finished, capsys):
-    assert run.fit(finished.config, finished.directory) == finished.summary
+    assert run_cases.fit(finished.config, finished.directory) == finished.summary
     assert "finished" in capsys.readouterr().out
 
 
 def test_run_stops_at_a_given_accuracy(tmp_path):
     config = tiny(steps=40, stop_at_top1=1 / 16)
-    summary = run.fit(config, tmp_path / "run")
+    summary = run_cases.fit(config, tmp_path / "run")
     steps = summary["train"]["steps"]
     assert steps < 40 and summary["eval"]["top1"] >= 1 / 16
     assert int(final_state(tmp_path / "run", config).step) == steps
     (tmp_path / "run" / workdir.SUMMARY).unlink()
-    again = run.fit(config, tmp_path / "run")
+    again = run_cases.fit(config, tmp_path / "run")
     assert again["train"]["steps"] == again["train"]["first_step"] == steps
 
 
@@ -158,7 +157,7 @@ def test_run_that_only_skips_saves_the_failed_step(tmp_path, monkeypatch):
     monkeypatch.setattr(nonfinite, "examine_step", no_memory)  # tests/train/debug/test_nonfinite.py is about it
     config = tiny("fp16", precision__loss_scale=2.0**60, max_consecutive_skips=3, steps=20)
     with pytest.raises(NonFiniteError, match=r"step 3 was not taken: it was not examined \(RESOURCE_EXHAUSTED.*replay"):
-        run.fit(config, tmp_path / "run")
+        run_cases.fit(config, tmp_path / "run")
     assert not (tmp_path / "run" / workdir.SUMMARY).exists()
     saved = nonfinite.load_step(tmp_path / "run" / nonfinite.DIRECTORY)
     assert saved.step == 3 and saved.state["opt_state/loss_scale/consecutive_skipped"] == 2
@@ -186,7 +185,7 @@ KEPT = {"precision__keep_float32": "^/(head|stem_conv)$|/norm2$"}
 def test_whole_network_learns_the_batch(preset, options, scale, tmp_path, monkeypatch):
     monkeypatch.setattr(models, "create", create)
     config = tiny(preset, num_devices=1, eval_every=0, steps=12, optimizer__lr_reference_batch=0, **options)
-    summary = run.fit(config, tmp_path / "run")
+    summary = run_cases.fit(config, tmp_path / "run")
     trained = lines(tmp_path / "run", "train")
     assert trained[-1]["loss"] < 0.8 * trained[0]["loss"]
     assert summary["loss_scale"]["final"] == scale and not summary["train"]["compiled_in_loop"]
@@ -201,13 +200,13 @@ def test_filling_the_input_pipeline_is_no_part_of_the_rate(tmp_path, monkeypatch
 
     monkeypatch.setattr(Synthetic, "_batch", slow)
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + 1000 * len(drawn))  # seconds
-    summary = run.fit(tiny(steps=2, eval_every=0), tmp_path / "run")
+    summary = run_cases.fit(tiny(steps=2, eval_every=0), tmp_path / "run")
     assert len(drawn) >= 2 and summary["train"]["seconds"] < 1000
 
 
 def test_first_of_equal_evaluations_is_the_best(tmp_path):
     """Weights hardly move at this rate, and the statistics not at all."""
-    summary = run.fit(tiny(optimizer__learning_rate=1e-30, batch_norm__frozen="true"), tmp_path / "run")
+    summary = run_cases.fit(tiny(optimizer__learning_rate=1e-30, batch_norm__frozen="true"), tmp_path / "run")
     found = lines(tmp_path / "run", "eval")
     assert [line["step"] for line in found] == [2, 4, 6] and len({line["top1"] for line in found}) == 1
     assert summary["best"]["step"] == 2
@@ -231,16 +230,16 @@ DIVERGING = {
 )
 def test_run_without_a_finite_result_fails(preset, options, message, tmp_path):
     with pytest.raises(TrainingError, match=message):
-        run.fit(tiny(preset, eval_every=0, **options), tmp_path / "run")
+        run_cases.fit(tiny(preset, eval_every=0, **options), tmp_path / "run")
     assert not (tmp_path / "run" / workdir.SUMMARY).exists()
 
 
 def test_evaluation_may_change_devices_but_not_the_model(finished):
     other = tiny("fp16", ema_decay=0.9, num_devices=1, batch_size=16, log_every=7)
     # Other devices add up the losses in another order.
-    assert evaluation.evaluate(other, finished.directory) == pytest.approx(finished.summary["eval"], rel=1e-6)
+    assert run_cases.evaluate(other, finished.directory) == pytest.approx(finished.summary["eval"], rel=1e-6)
     with pytest.raises(ConfigError, match=r"model\.name: 'cifar_resnet8' there, 'cifar_resnet14' now"):
-        evaluation.evaluate(tiny("fp16", ema_decay=0.9, model="cifar_resnet14"), finished.directory)
+        run_cases.evaluate(tiny("fp16", ema_decay=0.9, model="cifar_resnet14"), finished.directory)
 
 
 def files(directory):
@@ -259,17 +258,17 @@ def test_damaged_checkpoints_are_passed_over(finished, tmp_path, capsys):
     largest[0].write_bytes(largest[0].read_bytes()[:100])
     largest[1].unlink()
     before = files(checkpoints)
-    assert evaluation.evaluate(config, tmp_path / "run") != summary["eval"]  # of step 2, and nothing is moved
+    assert run_cases.evaluate(config, tmp_path / "run") != summary["eval"]  # of step 2, and nothing is moved
     assert before == files(checkpoints)
     capsys.readouterr()
-    continued = run.fit(config, tmp_path / "run")
+    continued = run_cases.fit(config, tmp_path / "run")
     assert "warning: no checkpoint of step 6, 4 is whole; taking step 2\n" in capsys.readouterr().out
     assert continued["train"]["first_step"] == 2 and continued["eval"] == summary["eval"]
     assert {path.name for path in checkpoints.iterdir()} == {"2", "4", "6", "damaged-4", "damaged-6"}
     assert step_cases.bits(final_state(tmp_path / "run", config)) == step_cases.bits(final_state(directory, config))
     (tmp_path / "run" / workdir.SUMMARY).unlink()
     other = tiny("fp16", ema_decay=0.9, seed=3)
-    assert run.fit(other, tmp_path / "run", clean=True)["train"]["first_step"] == 0
+    assert run_cases.fit(other, tmp_path / "run", clean=True)["train"]["first_step"] == 0
     assert {path.name for path in checkpoints.iterdir()} == {"2", "4", "6"}
     assert len(lines(tmp_path / "run", "eval")) == 3 and len(list((tmp_path / "run").glob(workdir.EVENTS))) == 1
 

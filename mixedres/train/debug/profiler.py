@@ -9,30 +9,11 @@ from collections.abc import Callable, Iterator
 import jax
 
 from mixedres._internal import coordination
-from mixedres._internal.errors import ConfigError, one_line
+from mixedres._internal.errors import one_line
 from mixedres.checkpoints import workdir
-from mixedres.config import profile_window
 from mixedres.train.distributed import SingleProcess
-from mixedres.train.experiment import Experiment
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.step import TrainState
-
-
-def traced_steps(experiment: Experiment) -> range:
-    """Returns the numbers of the steps that ``config.profile`` names, from 1 as in the metrics; empty without it.
-
-    Raises ConfigError if the first of these steps lies beyond the end of the run.
-    """
-    given, total = experiment.config.profile, experiment.total_steps
-    if given is None:
-        return range(0)
-    step, count = profile_window(given)
-    if step >= total:
-        raise ConfigError(
-            f"config.profile is {given!r}, but the run ends at step {total}; STEP must be from 0 to {total - 1}, such "
-            f"as --config.profile={total // 2}:{min(count, total - total // 2)}"
-        )
-    return range(step + 1, min(step + count, total) + 1)
 
 
 class Profiler:

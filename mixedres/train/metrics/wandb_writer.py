@@ -1,27 +1,19 @@
 """Metrics to Weights & Biases (needs the extra ``wandb``)."""
 
 import contextlib
-import importlib.util
 import pathlib
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from mixedres._internal.cli import console
-from mixedres._internal.cli.command_line import how_to_install
-from mixedres._internal.errors import ConfigError, TrainingError, one_line
+from mixedres._internal.errors import TrainingError, one_line
 from mixedres._internal.files import read_json, without_nan, write_json
 from mixedres._internal.formats import stamped
 from mixedres._internal.types import Json
 from mixedres.checkpoints import workdir
 from mixedres.train.distributed import SingleProcess
 from mixedres.train.experiment import Experiment
-
-
-def check_installed(project: str | None) -> None:
-    """Raises ConfigError if the metrics go to a `project` and the package wandb is missing."""
-    if project and importlib.util.find_spec("wandb") is None:
-        raise ConfigError(f"config.wandb needs the package wandb; {how_to_install('wandb')}, or leave out config.wandb")
 
 
 def tracker(

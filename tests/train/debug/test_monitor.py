@@ -6,14 +6,12 @@ from unittest import mock
 import jax
 import pytest
 
-from mixedres import train
 from mixedres.checkpoints import workdir
 from mixedres.train import start, steps
-from mixedres.train.builder import build
 from mixedres.train.debug import monitor
 from mixedres.train.debug.monitor import Sampler
 from tests.train import run_cases
-from tests.train.run_cases import events, lines
+from tests.train.run_cases import build, events, lines
 
 pytestmark = pytest.mark.usefixtures("one_block")
 
@@ -23,7 +21,7 @@ def runs(tmp_path_factory, one_block):
     """{every: (directory, fingerprint)} of the same run, with and without looks."""
     place = tmp_path_factory.mktemp("runs")
     return {
-        every: (place / str(every), train.fit(config(every), place / str(every))["fingerprint"]) for every in (0, 2)
+        every: (place / str(every), run_cases.fit(config(every), place / str(every))["fingerprint"]) for every in (0, 2)
     }
 
 
@@ -113,8 +111,8 @@ def test_numbers_and_warnings_reach_the_log(counts):
 def test_looks_may_change_when_a_run_goes_on(tmp_path):
     shorter = config(2)
     shorter.steps = 4
-    train.fit(shorter, tmp_path / "run")
-    train.fit(config(3), tmp_path / "run")
+    run_cases.fit(shorter, tmp_path / "run")
+    run_cases.fit(config(3), tmp_path / "run")
     assert [line["step"] for line in lines(tmp_path / "run", "numerics")] == [2, 4, 6]
     assert json.loads((tmp_path / "run" / workdir.CONFIG).read_text())["numerics.every"] == 3
 

@@ -13,10 +13,10 @@ import pytest
 from mixedres import main, precision, replay, train
 from mixedres._internal.errors import ConfigError, NonFiniteError
 from mixedres.train import start, steps
-from mixedres.train.builder import build
 from mixedres.train.debug import diagnosis, nonfinite
 from tests import ROOT
 from tests.train import run_cases
+from tests.train.run_cases import build
 from tests.train.step_cases import bits, host
 
 pytestmark = pytest.mark.usefixtures("one_block")

@@ -11,7 +11,6 @@ import pytest
 
 from mixedres._internal.errors import NonFiniteError, Stopped, TrainingError
 from mixedres.checkpoints import workdir
-from mixedres.train import evaluation, run
 from mixedres.train.debug import nonfinite
 from mixedres.train.debug.monitor import Sampler
 from mixedres.train.metrics.log import RunLog
@@ -54,14 +53,14 @@ def send(number):
 def plain(tmp_path_factory, small_network):
     """The directory and summary of a run without a trace."""
     directory = tmp_path_factory.mktemp("plain") / "run"
-    return directory, run.fit(config(), directory)
+    return directory, run_cases.fit(config(), directory)
 
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory, small_network):
     """The same with a trace of steps 2 to 5, which ends at the checkpoint after step 4."""
     directory = tmp_path_factory.mktemp("traced") / "run"
-    return directory, run.fit(config("1:4"), directory)
+    return directory, run_cases.fit(config("1:4"), directory)
 
 
 def test_trace_has_only_the_asked_steps(traced):
@@ -87,35 +86,35 @@ def test_trace_changes_nothing_of_the_run(plain, traced):
 
 def test_end_of_a_trace_prints_place_and_command(tmp_path, capsys):
     directory = tmp_path / "my run"
-    summary = run.fit(config("4:9"), directory)  # there are 6 steps
+    summary = run_cases.fit(config("4:9"), directory)  # there are 6 steps
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("trace: ")]
     place = directory / workdir.PROFILE
     assert line.startswith(f"trace: steps 5 to 6 are in {place}/plugins/profile/from_step_5; ")
     assert f"tensorboard --logdir='{place}' " in line and "perfetto_trace.json.gz" in line
     assert numbers(directory) == {5: [5, 6]}
     # An evaluation takes no notice, wherever the steps are.
-    assert evaluation.evaluate(config("700:2"), directory) == summary["eval"]
+    assert run_cases.evaluate(config("700:2"), directory) == summary["eval"]
     assert "nothing is traced" not in capsys.readouterr().out and numbers(directory) == {5: [5, 6]}
 
 
 def test_resumed_run_traces_the_remaining_steps(plain, tmp_path, monkeypatch, capfd):
     with monkeypatch.context() as patch, pytest.raises(Stopped) as caught:
         run_cases.after(patch, RunLog, "train", send(signal.SIGTERM), step=1)
-        run.fit(config("1:3"), tmp_path)
+        run_cases.fit(config("1:3"), tmp_path)
     assert caught.value.status == 143 and numbers(tmp_path) == {2: [2, 3]}
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         run_cases.after(patch, RunLog, "train", send(signal.SIGINT), step=4)
-        run.fit(config("1:4", checkpoint_every=0), tmp_path)
+        run_cases.fit(config("1:4", checkpoint_every=0), tmp_path)
     assert numbers(tmp_path) == {2: [2, 3], 4: [4, 5]}
     assert "nothing is traced" not in capfd.readouterr().out
-    summary = run.fit(config("1:2"), tmp_path)
+    summary = run_cases.fit(config("1:2"), tmp_path)
     assert "nothing is traced: this start took no step of config.profile" in capfd.readouterr().out
     assert numbers(tmp_path) == {2: [2, 3], 4: [4, 5]}
     assert summary["fingerprint"] == plain[1]["fingerprint"]
 
 
 def test_run_that_ends_before_the_trace_notes_it(tmp_path, capsys):
-    run.fit(config("5:1", eval_every="1 step", stop_at_top1=1e-9, steps=40), tmp_path)
+    run_cases.fit(config("5:1", eval_every="1 step", stop_at_top1=1e-9, steps=40), tmp_path)
     out = capsys.readouterr().out
     assert out.count("nothing is traced: this start took no step of config.profile") == 1
     assert not (tmp_path / workdir.PROFILE).exists()
@@ -129,7 +128,7 @@ def test_non_finite_step_ends_the_trace(tmp_path, monkeypatch):
     monkeypatch.setattr(nonfinite, "examine_step", examine)
     skipping = {"precision__loss_scale": 2.0**60, "max_consecutive_skips": 3, "steps": 20, "checkpoint_every": 0}
     with pytest.raises(NonFiniteError, match=r"it was not examined \(MemoryError\)"):
-        run.fit(config("1:9", **skipping), tmp_path)
+        run_cases.fit(config("1:9", **skipping), tmp_path)
 
 
 def test_error_during_a_trace_stays_the_error(tmp_path, monkeypatch):
@@ -142,7 +141,7 @@ def test_error_during_a_trace_stays_the_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Sampler, "look", failing)
     with pytest.raises(TrainingError, match="out of luck"):
-        run.fit(config("1:5"), tmp_path)
+        run_cases.fit(config("1:5"), tmp_path)
     ((steps, operations),) = traces(tmp_path).values()
     assert steps == [2, 3, 4] and operations["jit_train_step"]  # the fourth step was begun
     with jax.profiler.trace(tmp_path / "free"):
@@ -151,7 +150,7 @@ def test_error_during_a_trace_stays_the_error(tmp_path, monkeypatch):
 
 def test_failed_start_of_a_trace_is_a_warning(plain, tmp_path, capsys):
     with jax.profiler.trace(tmp_path / "mine"):
-        summary = run.fit(config("1:5"), tmp_path / "run")
+        summary = run_cases.fit(config("1:5"), tmp_path / "run")
     out = capsys.readouterr().out
     assert out.count("warning: ") == 1 and "warning: no trace from step 2 (Profile has already been started" in out
     assert summary["fingerprint"] == plain[1]["fingerprint"]
@@ -165,7 +164,7 @@ def test_failed_write_of_a_trace_leaves_no_file(plain, tmp_path, monkeypatch, ca
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(jax.profiler, "stop_trace", full)
-    summary = run.fit(config("1:5"), tmp_path)
+    summary = run_cases.fit(config("1:5"), tmp_path)
     out = capsys.readouterr().out
     assert out.count("warning: ") == 1 and "warning: no trace from step 2 ([Errno 28] No space left on device)" in out
     assert numbers(tmp_path) == {} and summary["fingerprint"] == plain[1]["fingerprint"]

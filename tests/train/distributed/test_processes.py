@@ -16,17 +16,17 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import main
+from mixedres import main, train
 from mixedres._internal import coordination
 from mixedres._internal.errors import LateProcessError
 from mixedres.checkpoints import Checkpoints
 from mixedres.config import parse_flags
-from mixedres.train import distributed, evaluation
-from mixedres.train import start as starting
-from mixedres.train.builder import build
-from mixedres.train.distributed import liveness
+from mixedres.train import distributed
+from mixedres.train.distributed import liveness, opening
 from mixedres.train.distributed.startup import why
 from tests import ROOT, free_port
+from tests.train import run_cases
+from tests.train.run_cases import build
 
 TIMEOUT = 6
 RUN = [
@@ -47,6 +47,7 @@ import os, signal, sys, time
 from mixedres import main
 from mixedres._internal.cli import process
 from mixedres.train import distributed
+from tests.train import run_cases
 process.drop_noise()  # as in every command
 progress = distributed.ProcessGroup.progress
 def faulty(self, step):
@@ -189,7 +190,7 @@ def test_two_processes_killed_stopped_and_started_again_equal_one(alone, tmp_pat
 
     # What two processes saved, one restores, and the other way round.
     parsed = parse_flags([*RUN, "--config.num_devices=4"]).config
-    assert evaluation.evaluate(parsed, tmp_path / "run") == pytest.approx(evaluated(tmp_path / "run"), rel=1e-6)
+    assert run_cases.evaluate(parsed, tmp_path / "run") == pytest.approx(evaluated(tmp_path / "run"), rel=1e-6)
     shutil.copytree(alone, tmp_path / "copy")
     done = together(tmp_path / "copy", "pass", "pass", extra=(("--mode=eval",), ("--mode=eval",)))
     assert [status for status, *_ in done] == [0, 0], done
@@ -296,11 +297,11 @@ def test_run_compares_software_config_data_and_workdir_before_it_writes(tmp_path
         compared[what] = json.loads(json.dumps(value))
 
     monkeypatch.setattr(coordination, "assert_equal", record)
-    experiment = build(parse_flags([*RUN, "--config.num_devices=1"]).config)
+    planned = train.plan(parse_flags([*RUN, "--config.num_devices=1"]).config)
     # Only flags that change numbers count.
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/x --xla_b=1 --xla_force_host_platform_device_count=3 --xla_a=1")
-    starting.assert_same(experiment, tmp_path / "run", types.SimpleNamespace(count=2))
-    assert list(compared) == ["software", "config", "data", "workdir"] and list(tmp_path.iterdir()) == []
+    opening.compare(planned, tmp_path / "run", types.SimpleNamespace(count=2))
+    assert list(compared) == ["software", "config", "data", "workdir", "weights"] and list(tmp_path.iterdir()) == []
     assert compared["software"]["jax"] == jax.__version__ and len(compared["software"]["code"]) == 16
     assert compared["software"]["XLA_FLAGS"] == "--xla_a=1 --xla_b=1"
     assert compared["config"]["steps"] == 20 and compared["data"]["eval_examples"] == 360

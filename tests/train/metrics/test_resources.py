@@ -9,7 +9,6 @@ import types
 import psutil
 import pytest
 
-from mixedres import train
 from mixedres.train.metrics import resources
 from mixedres.train.metrics.resources import Resources
 from tests.train import run_cases
@@ -85,7 +84,7 @@ def test_gpu_load_comes_from_nvml(monkeypatch):
 @pytest.mark.usefixtures("small_network")
 @pytest.mark.parametrize("every, least", [(0.005, 2), (0.0, 0)])
 def test_run_logs_cpu_and_memory(every, least, tmp_path):
-    summary = train.fit(run_cases.tiny(log_resources_every=every), tmp_path)
+    summary = run_cases.fit(run_cases.tiny(log_resources_every=every), tmp_path)
     found = run_cases.lines(tmp_path, "resources")
     assert len(found) >= least and bool(found) == bool(summary["resources"]) == bool(least)
     if least:

@@ -9,7 +9,7 @@ import pytest
 
 from mixedres._internal.errors import ConfigError, TrainingError
 from mixedres.checkpoints import workdir
-from mixedres.train import run
+from mixedres.train import planning, run
 from mixedres.train.metrics import wandb_writer
 from tests.train import run_cases
 
@@ -72,17 +72,17 @@ def test_offline_run_continues_the_same_curves(wandb, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     config = run_cases.tiny(wandb="project")
-    run.fit(config, tmp_path)
+    run_cases.fit(config, tmp_path)
     first = expected(tmp_path)
     assert len(first) > 3 and arrived(tmp_path)
 
     config.steps += 2
-    run.fit(config, tmp_path)
+    run_cases.fit(config, tmp_path)
     assert len(expected(tmp_path)) > len(first) and arrived(tmp_path)
     names = {path.name for path in tmp_path.glob("wandb/offline-run-*/*.wandb")}
     assert names == {f"run-{json.loads((tmp_path / workdir.WANDB_ID).read_text())['id']}.wandb"}
 
-    run.fit(run_cases.tiny(), tmp_path, clean=True)
+    run_cases.fit(run_cases.tiny(), tmp_path, clean=True)
     assert not (tmp_path / "wandb").exists() and not (tmp_path / workdir.WANDB_ID).exists()
 
 
@@ -114,14 +114,14 @@ def test_end_comes_after_the_summary_and_tells_a_failure(fails, wandb, tmp_path,
     if fails:
         monkeypatch.setattr(run, "_check_outcome", diverged)
     with pytest.raises(TrainingError) if fails else contextlib.nullcontext():
-        run.fit(run_cases.tiny(wandb="project"), tmp_path)
+        run_cases.fit(run_cases.tiny(wandb="project"), tmp_path)
     assert ends == [(TrainingError, False) if fails else (None, True)]
 
 
 def test_refused_without_the_package(tmp_path, monkeypatch):
-    monkeypatch.setattr(wandb_writer.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(planning.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install -e '.\[wandb\]'"):
-        run.fit(run_cases.tiny(wandb="project"), tmp_path / "run")
+        run_cases.fit(run_cases.tiny(wandb="project"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -131,4 +131,4 @@ def test_run_without_a_login_is_refused(wandb, tmp_path, monkeypatch):
 
     monkeypatch.setattr(wandb, "init", refuse)
     with pytest.raises(TrainingError, match=r"No API key configured.*WANDB_MODE=offline"):
-        run.fit(run_cases.tiny(wandb="project"), tmp_path / "run")
+        run_cases.fit(run_cases.tiny(wandb="project"), tmp_path / "run")

@@ -1,0 +1,272 @@
+"""Plan of a run: a config whose mistakes are answered, the open data, and the directory.
+
+Every mistake in a config is found by `plan`, before anything is written. What needs neither JAX nor Flax is checked
+first, so that such a mistake is answered within a CPU second. Importing this module imports no JAX. JAX and optax take
+0.7 CPU seconds, Flax, Orbax and the trainer another 0.5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import pathlib
+from typing import TYPE_CHECKING
+
+from ml_collections import ConfigDict
+
+from mixedres import data, models
+from mixedres._internal.cli import console
+from mixedres._internal.cli.command_line import how_to_install
+from mixedres._internal.errors import ConfigError, WeightsError, config_errors
+from mixedres._internal.files import check_weights_exist, expanded, split_checkpoint
+from mixedres._internal.types import Record
+from mixedres.checkpoints import checkpoint_steps, ownership, read_config, workdir
+from mixedres.config import KEYS, flatten, profile_window, unflatten, validate
+
+if TYPE_CHECKING:
+    from mixedres.train.experiment import Experiment
+    from mixedres.train.start import InitialWeights
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """A run or an evaluation that was checked; `plan` makes one.
+
+        chosen = train.plan(config.load_config("digits:fp16"), pathlib.Path("runs/digits").absolute())
+        print(train.fit(chosen)["eval"]["top1"])
+
+    Attributes:
+      config: the config, with the name of the network and the batch size.
+      directory: the workdir; None: the plan has none.
+      source: the open data set.
+      clean: remove an earlier run in the directory first.
+      finished: the summary of the run, if it is finished; then the rest was not checked.
+    """
+
+    config: ConfigDict
+    directory: pathlib.Path | None
+    source: data.Source
+    clean: bool = False
+    finished: Record | None = None
+
+    @functools.cached_property
+    def experiment(self) -> Experiment:
+        """Returns the parts of the run: network, optimizer, devices."""
+        from mixedres.train.builder import build
+
+        return build(self.config, self.source)
+
+    @functools.cached_property
+    def initial(self) -> InitialWeights | None:
+        """Returns the weights of ``config.init_from``; None if the key is not set, or the run has a checkpoint."""
+        from mixedres.train.start import load_weights
+        from mixedres.train.steps import variable_shapes
+
+        if self.config.init_from is None or self.continues:
+            return None
+        shapes = variable_shapes(self.experiment)
+        return load_weights(self.config.init_from, shapes, self.experiment.model, self.source.input_spec)
+
+    @functools.cached_property
+    def traced_steps(self) -> range:
+        """Returns the numbers of the steps, from 1, that ``config.profile`` names; empty without it.
+
+        Raises:
+          ConfigError: if the first of these steps lies beyond the end of the run.
+        """
+        given, total = self.config.profile, self.experiment.total_steps
+        if given is None:
+            return range(0)
+        step, count = profile_window(given)
+        if step >= total:
+            raise ConfigError(
+                f"config.profile is {given!r}, but the run ends at step {total}; STEP must be from 0 to {total - 1}, "
+                f"such as --config.profile={total // 2}:{min(count, total - total // 2)}"
+            )
+        return range(step + 1, min(step + count, total) + 1)
+
+    @property
+    def continues(self) -> bool:
+        """Returns whether the directory has a checkpoint from which the run goes on."""
+        return _continues(self.directory, self.clean)
+
+    def say_finished(self) -> Record:
+        """Prints that the run is finished, and returns its summary."""
+        assert self.finished is not None and self.directory is not None
+        key = self.finished["train"].get("stopped_by")
+        more = f"it was stopped by {key}; another --config.{key} goes on, " if key else ""
+        console.say(f"this run is finished: {self.directory / workdir.SUMMARY} ({more}--clean starts over)")
+        return self.finished
+
+
+def plan(
+    config: ConfigDict,
+    directory: pathlib.Path | None = None,
+    *,
+    source: data.Source | None = None,
+    clean: bool = False,
+    evaluates: bool = False,
+    writes: bool = True,
+) -> Plan:
+    """Checks a config, its data and its directory, and returns the plan of the run; writes nothing.
+
+    Args:
+      config: the config.
+      directory: the workdir, an absolute path; None: a network and data without a run, or the evaluation of
+        ``config.init_from``.
+      source: a data set in place of the config's.
+      clean: an earlier run in the directory is removed first.
+      evaluates: the plan is for `mixedres.train.evaluate` instead of `mixedres.train.fit`.
+      writes: this process writes into the directory; of several processes, only process 0 does.
+
+    Raises:
+      ConfigError: at the first mistake.
+    """
+    validate(config)
+    if directory is not None:
+        ownership.check_name(directory)
+    if config.wandb and importlib.util.find_spec("wandb") is None:
+        raise ConfigError(f"config.wandb needs the package wandb; {how_to_install('wandb')}, or leave out config.wandb")
+    recorded = None if directory is None or clean or config.model.name != "auto" else read_config(directory)
+    needs_weights = config.init_from is not None and not _continues(directory, clean)
+    weights = _existing_weights(config.init_from) if needs_weights else None
+    config = _with_batch_size(_with_source(_with_network(config, recorded, weights), source))
+    source = source or _open_data(config)
+    _check_size(config, source)
+    chosen = Plan(config, directory, source, clean)
+    identity = data.identity(source)
+    if directory is not None and evaluates:
+        if config.init_from is None or chosen.continues:
+            _check_evaluation(flatten(config), directory, identity)
+    elif directory is not None and writes:
+        ownership.check_claim(directory, flatten(config), clean=clean, data=identity)
+        if not clean and (finished := workdir.finished(directory, flatten(config))):
+            return dataclasses.replace(chosen, finished=finished)
+    # From here on with JAX. The mistakes of these parts are found by making them.
+    assert chosen.experiment is not None
+    if directory is not None or evaluates:
+        _check_weights(chosen, evaluates=evaluates)
+    if directory is not None and not evaluates:
+        assert chosen.traced_steps is not None
+    return chosen
+
+
+def _continues(directory: pathlib.Path | None, clean: bool) -> bool:
+    return directory is not None and not clean and bool(checkpoint_steps(directory))
+
+
+def _existing_weights(given: str) -> pathlib.Path:
+    """Returns the path that ``config.init_from`` names; raises ConfigError if there is nothing."""
+    with config_errors("config.init_from"):
+        path = expanded(given)
+        check_weights_exist(path)
+    return path
+
+
+def _with_network(config: ConfigDict, recorded: Record | None, weights: pathlib.Path | None) -> ConfigDict:
+    """Returns the config in which a network replaces ``model.name=auto``; other configs unchanged.
+
+    Args:
+      config: the config.
+      recorded: the flat config of the run that goes on, which has the network already; None: there is no such run.
+      weights: the path of ``config.init_from``, a file or a run, which has the network else; None: the key is not set.
+
+    Raises:
+      ConfigError: if the config names no weights, if the weights are of no network of mixedres, or if there is no
+        network of this name.
+    """
+    if config.model.name == "auto":
+        if config.init_from is None:
+            raise ConfigError("config.model.name=auto takes the network of config.init_from; set config.init_from")
+        with config_errors("config.init_from"):
+            network = _network_of_weights(weights) if weights is not None and recorded is None else recorded or {}
+        keys = [key.path for key in KEYS if key.path.startswith("model.") and key.path != "model.fused"]
+        named = {key: network[key] for key in [*keys, "batch_norm.epsilon"] if key in network}
+        config = unflatten(flatten(config) | named)
+    if config.model.name not in models.NETWORKS:
+        with config_errors("config.model"):
+            models.resnet_shape(config.model.name, config.model.version)
+    return config
+
+
+def _network_of_weights(path: pathlib.Path) -> Record:
+    """Returns the keys of the network of a run or of a file; raises WeightsError if mixedres has no such network."""
+    if recorded := read_config(split_checkpoint(path)[0]):
+        return recorded
+    from mixedres.checkpoints import describe_weights, network_name, read_weights  # which import JAX
+
+    file = read_weights(path)
+    name = network_name(file)
+    if name is None:
+        raise WeightsError(f"{path} is {describe_weights(file)}; name the network with --config.model.name")
+    found: Record = {"model.name": name, "model.version": file.version}
+    found |= {f"model.{option}": value for option, value in file.options.items()}
+    return found if file.epsilon is None else found | {"batch_norm.epsilon": file.epsilon}
+
+
+def _with_source(config: ConfigDict, source: data.Source | None) -> ConfigDict:
+    """Returns the config with the name of the class of `source`, a data set of the user's, as `data.name`.
+
+    Raises:
+      ConfigError: if the source has not the attributes and methods of `mixedres.data.Source`, and for keys that it does
+        not follow.
+    """
+    if source is None:
+        return config
+    try:
+        data.check_source(source)
+    except ValueError as error:
+        raise ConfigError(f"source={type(source).__name__}: {error}") from None
+    if config.data.augment != "none" or config.data.erasing:
+        raise ConfigError("data.augment and data.erasing are for data sets of mixedres; augment in train_batches")
+    return unflatten(flatten(config) | {"data.name": type(source).__name__})
+
+
+def _with_batch_size(config: ConfigDict) -> ConfigDict:
+    """Returns the config with a batch size, which may depend on the number of devices: then JAX starts."""
+    if config.batch_size is not None:
+        return config
+    from mixedres.train.builder import devices_of
+
+    return unflatten(flatten(config) | {"batch_size": config.batch_size_per_device * len(devices_of(config))})
+
+
+def _open_data(config: ConfigDict) -> data.Source:
+    """Returns the data set of a config; raises ConfigError if there is none, or if it cannot be used."""
+    with config_errors("config.data"):
+        return data.load(**config.data, batch_size=config.batch_size)
+
+
+def _check_size(config: ConfigDict, source: data.Source) -> None:
+    """Raises ConfigError if a data set has too few images or classes."""
+    if source.train_examples < config.batch_size:
+        raise ConfigError(
+            f"config.batch_size is {config.batch_size}, but config.data.name={config.data.name} has only "
+            f"{source.train_examples} training images; set config.batch_size to at most that"
+        )
+    if source.num_classes < 2 or source.eval_examples < 1:
+        has = f"classes: {source.num_classes}, test images: {source.eval_examples}"
+        raise ConfigError(
+            f"config.data.name={config.data.name} has too few ({has}); a run needs 2 classes, 1 test image"
+        )
+
+
+def _check_evaluation(config: Record, directory: pathlib.Path, identity: Record) -> None:
+    """Raises ConfigError if the run in `directory` cannot be evaluated with a flat config and data of this identity."""
+    keys = {key.path for key in KEYS if key.is_evaluated}
+    # If init_from were not compared, the run's checkpoint would be evaluated instead of the weights that it names.
+    workdir.check_same(directory, config, keys | ({"init_from"} if config["init_from"] else set()))
+    workdir.check_data(directory, identity, classes_only=True)
+
+
+def _check_weights(chosen: Plan, *, evaluates: bool) -> None:
+    """Raises ConfigError if the weights to start from, or to evaluate, do not fit or are missing."""
+    initial = chosen.initial
+    if not evaluates or chosen.continues:
+        return
+    if initial is None:
+        raise ConfigError(f"--workdir={chosen.directory} has no checkpoint yet; train first, without --mode=eval")
+    if not initial.has_head:
+        given = chosen.config.init_from
+        raise ConfigError(f"config.init_from={given} has a head for other classes, so there is nothing to evaluate")
