@@ -9,7 +9,18 @@ from mixedres._internal.errors import MismatchError, WeightsError
 from mixedres._internal.lazy import importer
 from mixedres._internal.names import LAYOUTS
 from mixedres.checkpoints import huggingface, ownership, workdir
-from mixedres.checkpoints.documents import SavedStep, check, read_flat, read_record
+from mixedres.checkpoints.documents import (
+    HostState,
+    LogState,
+    SavedStep,
+    Sums,
+    check,
+    host_state,
+    no_sums,
+    read_flat,
+    read_record,
+    with_host_state,
+)
 from mixedres.checkpoints.ownership import Claim
 from mixedres.checkpoints.recorded import (
     checkpoint_steps,
@@ -37,8 +48,11 @@ __all__ = [
     "Architecture",
     "Checkpoints",
     "Claim",
+    "HostState",
+    "LogState",
     "MismatchError",
     "SavedStep",
+    "Sums",
     "WeightsError",
     "WeightsFile",
     "architecture",
@@ -47,10 +61,12 @@ __all__ = [
     "create_network",
     "describe_weights",
     "from_tensors",
+    "host_state",
     "huggingface",
     "input_shape",
     "left_to_command_line",
     "network_name",
+    "no_sums",
     "ownership",
     "portable",
     "read_config",
@@ -60,6 +76,7 @@ __all__ = [
     "read_weights",
     "to_tensors",
     "variables",
+    "with_host_state",
     "workdir",
     "write_weights",
 ]

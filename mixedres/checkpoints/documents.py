@@ -35,19 +35,40 @@ class Best(TypedDict):
     top1: Fraction
 
 
-class Sums(TypedDict):
-    """Numbers of steps, and sums of loss and top-1, as `mixedres.train.metrics.log.Average` has them."""
+class Sums(msgspec.Struct):
+    """Numbers of steps, and sums of loss and top-1: over the applied steps, and over all steps."""
 
     applied: tuple[Count, float, float]
     all: tuple[Count, float, float]
 
 
-class LogState(TypedDict):
-    """Sums that the next lines of metrics continue."""
+def no_sums() -> Sums:
+    """Returns the sums over no step."""
+    return Sums((0, 0.0, 0.0), (0, 0.0, 0.0))
+
+
+class LogState(msgspec.Struct):
+    """What the next lines of metrics continue: sums since the last line and the last evaluation, and the last loss."""
 
     line: Sums
     eval: Sums
     epoch_loss: float | None
+
+
+class HostState(msgspec.Struct):
+    """State of a run on the host, which a checkpoint holds beside the state on the devices.
+
+    Attributes:
+      evaluated: the newest evaluation; None before the first.
+      best: the evaluation with the highest top-1, the earliest of equals; None before the first.
+      pending_eval: step of this checkpoint if a signal cut off the evaluation of the step; else None.
+      log: what the next lines of metrics continue.
+    """
+
+    evaluated: Evaluation | None = None
+    best: Best | None = None
+    pending_eval: Count | None = None
+    log: LogState = msgspec.field(default_factory=lambda: LogState(no_sums(), no_sums(), None))
 
 
 class DataIdentity(TypedDict):
@@ -63,7 +84,7 @@ class DataIdentity(TypedDict):
 
 
 class CheckpointRecord(TypedDict):
-    """The record in a checkpoint: the state of the host."""
+    """The record in a checkpoint, beside the fields of `HostState`."""
 
     config: dict[str, Any]
     devices: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -122,6 +143,17 @@ def read_record(value: Json, where: object) -> Record:
     """
     record = check(value, CheckpointRecord, where)
     return record | {"config": read_flat(record["config"], where)}
+
+
+def host_state(record: Record) -> HostState:
+    """Returns the state of the host in the record of a checkpoint, as `read_record` returns it."""
+    return msgspec.convert(record, HostState)
+
+
+def with_host_state(record: Record, host: HostState) -> Record:
+    """Returns a record with the fields of the state of the host, in types of JSON."""
+    fields: Record = msgspec.to_builtins(host)
+    return record | fields
 
 
 def read_flat(recorded: Mapping[str, Json], where: object) -> Record:

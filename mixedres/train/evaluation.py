@@ -183,7 +183,7 @@ def _weights(plan: Plan, group: SingleProcess) -> tuple[TrainState, str]:
     if recorded is not None and recorded["fingerprint"] != experiment.data["fingerprint"]:
         console.say("note: these are other images than those of the run; it may have trained on some of them")
     given = f"weights of {plan.config.init_from}"
-    return begun.state, given if begun.record is None else f"step {int(begun.state.step)}"
+    return begun.state, given if begun.host is None else f"step {int(begun.state.step)}"
 
 
 def _table(results: dict[str, Record]) -> list[str]:

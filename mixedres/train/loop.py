@@ -60,18 +60,14 @@ class Loop:
     Attributes:
       parts: what stays the same.
       state: the state after the newest step.
-      evaluated: the newest evaluation, {'step', 'top1', 'top5', 'loss', 'examples'}; None before the first.
-      best: {'step', 'top1'} of the evaluation with the highest top-1, the earliest of equals.
-      pending_eval: step whose evaluation was cut off by a signal before this start, or None.
+      host: evaluations and sums, which the next checkpoint holds.
       results: results of the single images of the newest evaluation, if it was known to be the last; else None.
       compilations: names of the programs compiled between the first and the last step; should be empty.
     """
 
     parts: Parts
     state: step.TrainState
-    evaluated: Record | None = None
-    best: Record | None = None
-    pending_eval: int | None = None
+    host: checkpoints.HostState
     results: data.ImageResults | None = None
     compilations: list[str] = dataclasses.field(default_factory=list)
     _stopping: bool = False
@@ -113,9 +109,9 @@ class Loop:
                     log.clock.stop()  # evaluations and checkpoints do not count in the rate
                     if self._pause(done):
                         break
-        assert self.evaluated is not None
-        self._finish(self.evaluated["step"])
-        return self.evaluated
+        assert self.host.evaluated is not None
+        self._finish(self.host.evaluated["step"])
+        return dict(self.host.evaluated)
 
     def _take(self, batches: data.Prefetch[data.Batch, Batch], in_flight: InFlight, done: int) -> Batch:
         """Returns the batch of step `done`; raises Stopped after the step before if a signal comes during the wait."""
@@ -159,7 +155,7 @@ class Loop:
 
     def _is_evaluation(self, done: int) -> bool:
         experiment = self.parts.experiment
-        return done in (experiment.total_steps, self.pending_eval) or _is_due(done, experiment.eval_every)
+        return done in (experiment.total_steps, self.host.pending_eval) or _is_due(done, experiment.eval_every)
 
     def _is_checkpoint(self, done: int) -> bool:
         return _is_due(done, self.parts.experiment.checkpoint_every)  # the last step is saved because it is evaluated
@@ -196,10 +192,11 @@ class Loop:
         self.results = None if collector is None else collector.results()
         result = evaluation.means(by_name[""])
         parts.log.eval(done, done / parts.experiment.steps_per_epoch, result)
-        self.evaluated = {"step": done} | result
-        better = self.best is None or result["top1"] > self.best["top1"]
+        top1, top5, loss, examples = (result[name] for name in ("top1", "top5", "loss", "examples"))
+        self.host.evaluated = {"step": done, "top1": top1, "top5": top5, "loss": loss, "examples": examples}
+        better = self.host.best is None or result["top1"] > self.host.best["top1"]
         if better:
-            self.best = {"step": done, "top1": result["top1"]}
+            self.host.best = {"step": done, "top1": result["top1"]}
         return better
 
     def _ends_unless_better(self, done: int) -> bool:
@@ -208,19 +205,19 @@ class Loop:
 
     def _is_out_of_patience(self, step: int) -> bool:
         patience = self.parts.experiment.patience
-        return self.best is not None and bool(0 < patience <= step - self.best["step"])
+        return self.host.best is not None and bool(0 < patience <= step - self.host.best["step"])
 
     def _is_evaluated(self, done: int) -> bool:
-        return self.evaluated is not None and self.evaluated["step"] == done
+        return self.host.evaluated is not None and self.host.evaluated["step"] == done
 
     def stopped_by(self) -> str | None:
         """Returns the key with which the newest evaluation ends the run early: 'stop_at_top1', 'patience' or None."""
         experiment = self.parts.experiment
-        if self.evaluated is None or self.evaluated["step"] == experiment.total_steps:
+        if self.host.evaluated is None or self.host.evaluated["step"] == experiment.total_steps:
             return None
-        if (wanted := experiment.config.stop_at_top1) is not None and self.evaluated["top1"] >= wanted:
+        if (wanted := experiment.config.stop_at_top1) is not None and self.host.evaluated["top1"] >= wanted:
             return "stop_at_top1"
-        return "patience" if self._is_out_of_patience(self.evaluated["step"]) else None
+        return "patience" if self._is_out_of_patience(self.host.evaluated["step"]) else None
 
     def _save(self, done: int) -> None:
         experiment, group, log = self.parts.experiment, self.parts.group, self.parts.log
@@ -229,19 +226,13 @@ class Loop:
         if not log.sync() and group.count == 1:  # other processes would wait
             log.print(f"warning: no checkpoint of step {done}, because its metrics cannot be written either")
             return
-        record = stamped(
-            {
-                "config": experiment.resolved,
-                "data": experiment.data,
-                "devices": len(experiment.devices),
-                "evaluated": self.evaluated,
-                "best": self.best,
-                "pending_eval": done if self._is_evaluation(done) and not self._is_evaluated(done) else None,
-                "log": log.state(),
-            }
-        )
+        host = self.host
+        host.pending_eval = done if self._is_evaluation(done) and not self._is_evaluated(done) else None
+        host.log = log.state()
+        record = {"config": experiment.resolved, "data": experiment.data, "devices": len(experiment.devices)}
+        record = checkpoints.with_host_state(stamped(record), host)
         with jax.transfer_guard("allow"), group.pause():
-            self.parts.saved.save(done, self.state, record, best=self.best["step"] if self.best else None)
+            self.parts.saved.save(done, self.state, record, best=host.best["step"] if host.best else None)
 
     def _warn(self, problems: list[str]) -> None:
         for problem in problems:

@@ -91,11 +91,12 @@ def fit(
         if group.is_primary:
             ownership.begin(directory, experiment.resolved, experiment.data)
         tracker = stack.enter_context(wandb_writer.tracker(experiment, directory, group))
-        first_step, record, started = int(begun.state.step), begun.record or {}, time.perf_counter()
+        host = begun.host or checkpoints.HostState()
+        first_step, started = int(begun.state.step), time.perf_counter()
         compiled = _compile(experiment, begun.state)
         seconds = time.perf_counter() - started
         console.say(f"compiled in {seconds:.1f} s{programs.describe_cache()}; training from step {first_step}")
-        log = _open_log(experiment, directory, group, tracker, begun.state, record)
+        log = _open_log(experiment, directory, group, tracker, begun.state, host)
         parts = Parts(
             experiment=experiment,
             directory=directory,
@@ -108,7 +109,7 @@ def fit(
             collects=on_results is not None and group.count == 1,
             **compiled,
         )
-        loop = Loop(parts, begun.state, record.get("evaluated"), record.get("best"), record.get("pending_eval"))
+        loop = Loop(parts, begun.state, host)
         if group.count == 1:
             stack.enter_context(stop_signal)
         with _closing(log, saved), _batches(parts, first_step) as batches:
@@ -146,11 +147,11 @@ def _open_log(
     group: SingleProcess,
     tracker: wandb_writer.WandbWriter | None,
     state: step.TrainState,
-    record: Record,
+    host: checkpoints.HostState,
 ) -> RunLog:
-    """Returns the log of a run that goes on from `state`, whose checkpoint has this `record`."""
+    """Returns the log of a run that goes on from `state` and `host`."""
     first_step = int(state.step)
-    done = (record.get("evaluated") or {}).get("step") == first_step
+    done = host.evaluated is not None and host.evaluated["step"] == first_step
     metrics = directory / workdir.METRICS
     writer: MetricWriter | NullMetricWriter = NullMetricWriter()
     try:
@@ -166,7 +167,7 @@ def _open_log(
         log_every=experiment.config.log_every,
         learning_rate=_learning_rates(experiment.learning_rate),
         unreadable=experiment.source.unreadable,
-        state=record.get("log"),
+        state=host.log,
         resources=Resources(experiment.config.log_resources_every if group.is_primary else 0, experiment.devices),
         shows_top5=experiment.source.num_classes > 5,
     )
@@ -260,7 +261,7 @@ def _summary(
             "data_wait": log.data_wait,
         },
         "eval": {name: value for name, value in result.items() if name != "step"},
-        "best": loop.best,
+        "best": loop.host.best,
         "fingerprint": fingerprint(state.variables),  # equal for two runs that ended with the same bits
         "loss_scale": {
             "final": float(state.loss_scale.loss_scale),

@@ -19,7 +19,7 @@ from mixedres._internal.errors import ConfigError, MismatchError, OtherModelErro
 from mixedres._internal.files import expanded
 from mixedres._internal.names import __version__
 from mixedres._internal.types import Record, Variables
-from mixedres.checkpoints import workdir
+from mixedres.checkpoints import HostState, workdir
 from mixedres.config import KEYS, flatten
 from mixedres.data import InputSpec, get_preprocessing
 from mixedres.train import steps
@@ -66,18 +66,18 @@ class Start:
 
     Attributes:
       state: the state, on the devices.
-      record: the record of the checkpoint beside the state; None without a checkpoint.
+      host: the state of the host in the checkpoint; None without a checkpoint.
       initial: the weights of ``config.init_from``; None for a checkpoint and for random weights.
     """
 
     state: TrainState
-    record: Record | None = None
+    host: HostState | None = None
     initial: InitialWeights | None = None
 
     @property
     def is_random(self) -> bool:
         """Returns whether the weights are random."""
-        return self.record is None and self.initial is None
+        return self.host is None and self.initial is None
 
 
 def print_header(experiment: Experiment, directory: pathlib.Path | None) -> None:
@@ -129,7 +129,7 @@ def find_start(
     Args and errors: as for `restore_newest`; `initial` is as of `Plan`.
     """
     restored = restore_newest(experiment, saved, set_aside=set_aside)
-    return Start(*restored) if restored else Start(new_state(experiment, initial), initial=initial)
+    return restored or Start(new_state(experiment, initial), initial=initial)
 
 
 def latest_start(experiment: Experiment, directory: pathlib.Path, initial: InitialWeights | None = None) -> Start:
@@ -150,10 +150,8 @@ def new_state(experiment: Experiment, initial: InitialWeights | None = None) -> 
     return steps.place_state(experiment, initial.apply_to(init(), sharding))
 
 
-def restore_newest(
-    experiment: Experiment, saved: checkpoints.Checkpoints, *, set_aside: bool = False
-) -> tuple[TrainState, Record] | None:
-    """Returns the newest undamaged state and its record; None without a checkpoint.
+def restore_newest(experiment: Experiment, saved: checkpoints.Checkpoints, *, set_aside: bool = False) -> Start | None:
+    """Returns the start from the newest undamaged checkpoint; None without a checkpoint.
 
     Prints which newer checkpoints are damaged. With `set_aside` the run continues here: the damaged checkpoints are
     renamed, and changes of the config are printed. Raises ConfigError if all are damaged, are of another network, or
@@ -183,7 +181,7 @@ def restore_newest(
             saved.set_aside(damaged)
     if set_aside:
         _print_changes(experiment, record)
-    return steps.place_state(experiment, state), record
+    return Start(steps.place_state(experiment, state), checkpoints.host_state(record))
 
 
 def _print_changes(experiment: Experiment, record: Record) -> None:

@@ -126,7 +126,7 @@ def test_damaged_metadata_of_a_data_set_is_refused(place):
 
 def test_pickles_of_a_data_set_are_never_opened(place):
     """Only the official ones are opened: another may use any address, or ask for any memory."""
-    made.write_files(place, dict.fromkeys(cifar10.MD5, b"cnumpy\nndarray\n(K\x01\x85R."))
+    made.write_files(place / "cifar-10-batches-py", dict.fromkeys(cifar10.MD5, b"cnumpy\nndarray\n(K\x01\x85R."))
     with pytest.raises(ValueError, match="data_batch_1 is not the official file"):
         cifar10.load_cifar10(str(place))
 

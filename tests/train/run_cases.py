@@ -101,7 +101,7 @@ def after(patch, owner, name, action, step=None):
 
 def final_state(directory, config):
     """The state in the newest checkpoint of a run."""
-    return start.restore_newest(build(config), Checkpoints(directory / workdir.CHECKPOINTS))[0]
+    return start.restore_newest(build(config), Checkpoints(directory / workdir.CHECKPOINTS)).state
 
 
 def lines(directory, *kinds):

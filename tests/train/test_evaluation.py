@@ -52,7 +52,7 @@ def test_presets_are_compared_image_by_image(trained, capsys):
     assert list(results) == ["fp32", *presets] and len([line for line in printed if line.startswith("fp16")]) == 1
 
     saved = build(digits("fp16", ema_decay=0.9))
-    state, _ = start.restore_newest(saved, Checkpoints(trained / workdir.CHECKPOINTS))
+    state = start.restore_newest(saved, Checkpoints(trained / workdir.CHECKPOINTS)).state
     classes = {}
     for name, found in results.items():
         experiment = build(digits(name))

@@ -10,11 +10,12 @@ import jax
 import numpy as np
 import pytest
 
+from mixedres import checkpoints
 from mixedres._internal.errors import Stopped, TrainingError
 from mixedres.checkpoints import manager, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.train import evaluation, loop, start
-from mixedres.train.metrics.log import Average, RunLog
+from mixedres.train.metrics.log import RunLog
 from tests.data import made
 from tests.train import run_cases, step_cases
 from tests.train.run_cases import after, build, final_state
@@ -183,13 +184,13 @@ def test_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, capsys
     experiment = build(chosen)
     before = start.new_state(experiment)
     saved = Checkpoints(tmp_path / workdir.CHECKPOINTS)
-    log = {"line": Average().state(), "eval": Average().state(), "epoch_loss": None}
-    nothing = dict.fromkeys(("evaluated", "best", "pending_eval"))
-    saved.save(1, before, {"devices": 8, "config": experiment.resolved, "log": log} | nothing)
+    record = {"devices": 8, "config": experiment.resolved}
+    saved.save(1, before, checkpoints.with_host_state(record, checkpoints.HostState()))
     saved.close()
     for devices in (1, 2, 4, 8):
         chosen.num_devices = devices
-        restored, _ = start.restore_newest(build(chosen), Checkpoints(tmp_path / workdir.CHECKPOINTS), set_aside=True)
+        places = Checkpoints(tmp_path / workdir.CHECKPOINTS)
+        restored = start.restore_newest(build(chosen), places, set_aside=True).state
         assert step_cases.bits(before) == step_cases.bits(restored)
         assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(restored)} == {devices}
         note = f"note: 8 devices before, {devices} now: batch norm takes its statistics over {16 // devices} images"

@@ -2,13 +2,14 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import jax
 
 from mixedres._internal.cli.progress import StepProgress
-from mixedres._internal.types import Batch, Metrics, Record
+from mixedres._internal.types import Batch, Metrics
+from mixedres.checkpoints import HostState, LogState, Sums, no_sums
 from mixedres.train.metrics.resources import Resources
 from mixedres.train.metrics.writers import Histogram, MetricWriter, NullMetricWriter
 
@@ -53,25 +54,20 @@ class Average:
     The loss of a skipped step may be infinite.
     """
 
-    def __init__(self, sums: Mapping[str, Sequence[float]] | None = None):
-        """Starts at 0, or at `sums`, an earlier result of `state`."""
-        self._applied, self._all = ([*sums[name]] if sums else [0, 0.0, 0.0] for name in ("applied", "all"))
+    def __init__(self, sums: Sums | None = None):
+        """Starts at 0, or at the `sums` of an earlier average."""
+        self.sums = sums or no_sums()
 
     def add(self, values: Mapping[str, float]) -> None:
         """Adds the metrics of a step."""
-        for sums in (self._all, self._applied) if values["grads_finite"] else (self._all,):
-            sums[0] += 1
-            sums[1] += values["loss"]
-            sums[2] += values["top1"]
+        for name in ("all", "applied") if values["grads_finite"] else ("all",):
+            count, loss, top1 = getattr(self.sums, name)
+            setattr(self.sums, name, (count + 1, loss + values["loss"], top1 + values["top1"]))
 
     def mean(self) -> dict[str, float]:
         """Returns the mean loss and top-1."""
-        count, loss, top1 = self._applied if self._applied[0] else self._all
+        count, loss, top1 = self.sums.applied if self.sums.applied[0] else self.sums.all
         return {"loss": loss / max(count, 1), "top1": top1 / max(count, 1)}
-
-    def state(self) -> dict[str, list[float]]:
-        """Returns the sums, as JSON."""
-        return {"applied": [*self._applied], "all": [*self._all]}
 
 
 class Stopwatch:
@@ -97,6 +93,64 @@ class Stopwatch:
         return self.seconds + running
 
 
+class Meter:
+    """Means and rates of the steps since the meter began."""
+
+    def __init__(self, clock: Stopwatch, waited: float, sums: Sums | None = None):
+        """Begins now.
+
+        Args:
+          clock: seconds of training.
+          waited: seconds of `clock` in which the devices waited for a batch.
+          sums: sums of an earlier start, which the means continue; the rates do not.
+        """
+        self.average, self.steps = Average(sums), 0
+        self._clock, self._began, self._waited = clock, clock.read(), waited
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """Adds the metrics of a step."""
+        self.average.add(values)
+        self.steps += 1
+
+    def rates(self, batch_size: int, waited: float) -> tuple[float, float]:
+        """Returns the images per second of training, and the fraction of that time in which the devices waited."""
+        seconds = max(self._clock.read() - self._began, 1e-9)
+        return self.steps * batch_size / seconds, (waited - self._waited) / seconds
+
+
+class Notes:
+    """Notes of a run on its input and its disk, each printed when it is news."""
+
+    def __init__(self, write: Callable[[str], None], unreadable: Mapping[str, str]):
+        """Takes the function that prints a line, and {name: reason}, which grows with every unusable image."""
+        self._print, self._unreadable, self._shown = write, unreadable, 0
+        self._has_waited = self._has_problem = False
+
+    def look(self, data_wait: float, seconds: float, problem: str | None) -> None:
+        """Prints a note once if the data come too slowly, and every time that more images cannot be read.
+
+        Args:
+          data_wait: fraction of the training time in which the devices waited for data.
+          seconds: the training time.
+          problem: why the metrics cannot be written, or None.
+        """
+        if data_wait > WAIT_LIMIT and seconds > WAIT_PATIENCE and not self._has_waited:
+            self._has_waited = True
+            self._print(
+                f"note: {data_wait:.0%} of the training time went by waiting for data; more CPU cores, processes "
+                "instead of threads (--config.data.workers=N) or smaller stored images would help (docs/imagenet.md)"
+            )
+        new = list(self._unreadable.items())[self._shown :]
+        self._shown += len(new)
+        for name, reason in new[:3]:
+            self._print(f"note: skipped an unreadable image: {name}: {reason}")
+        if len(new) > 3:
+            self._print(f"note: and {len(new) - 3} more, {self._shown} in all so far")
+        if problem and not self._has_problem:
+            self._print(f"warning: the metrics cannot be written ({problem}); they wait in memory until they can")
+        self._has_problem = bool(problem)
+
+
 class RunLog:
     """Collector of the metrics of steps and evaluations, which it passes to files and to the terminal.
 
@@ -119,7 +173,7 @@ class RunLog:
         log_every: int,
         learning_rate: Callable[[int], float],
         unreadable: Mapping[str, str] = MappingProxyType({}),
-        state: Record | None = None,
+        state: LogState | None = None,
         resources: Resources | None = None,
         shows_top5: bool = True,
     ):
@@ -135,27 +189,25 @@ class RunLog:
           resources: sampler, closed with this log; None: no samples.
           shows_top5: print top-5, which is 1 for up to five classes.
         """
-        state = state or {}
+        state = state or HostState().log
         self.clock = Stopwatch()
         self.waited = 0.0
         self.last: dict[str, float] = {}
         self.total_skipped = total_skipped
-        self.epoch_loss: float | None = state.get("epoch_loss")
+        self.epoch_loss: float | None = state.epoch_loss
         self.resources = resources or Resources(0)
         self._writers, self._progress = writers, progress
         self._batch_size, self._log_every, self._learning_rate = batch_size, log_every, learning_rate
-        self._unreadable, self._shows_top5 = unreadable, shows_top5
-        self._unreadable_printed, self._wait_printed, self._problem_printed = 0, False, False
-        self._step = self._steps_here = self._line_steps = 0
-        self._line_at, self._waited_at = 0.0, 0.0
-        self._eval_steps, self._eval_at, self._eval_time = 0, 0.0, time.perf_counter()
+        self._unreadable, self._shows_top5, self._notes = unreadable, shows_top5, Notes(progress.print, unreadable)
+        self._step, self._evaluated_at = 0, time.perf_counter()
         self._shown_scale: float | None = None
         self._shown_skipped = total_skipped
-        self._line_average, self._eval_average = Average(state.get("line")), Average(state.get("eval"))
+        self._line = Meter(self.clock, 0.0, state.line)
+        self._epoch = Meter(self.clock, 0.0, state.eval)
 
-    def state(self) -> Record:
-        """Returns the sums, as JSON, from which a continued run writes the same lines as an uninterrupted run."""
-        return {"line": self._line_average.state(), "eval": self._eval_average.state(), "epoch_loss": self.epoch_loss}
+    def state(self) -> LogState:
+        """Returns the sums from which a continued run writes the same lines as an uninterrupted run."""
+        return LogState(self._line.average.sums, self._epoch.average.sums, self.epoch_loss)
 
     def train(self, step: int, values: Metrics) -> None:
         """Logs the metrics of a finished step."""
@@ -163,12 +215,11 @@ class RunLog:
         self.last = {name: float(value) for name, value in values.items()}
         self.total_skipped += not self.last["grads_finite"]
         self._shown_scale = self.last["loss_scale"] if self._shown_scale is None else self._shown_scale
-        self._steps_here += 1
-        self._line_average.add(self.last)
-        self._eval_average.add(self.last)
+        self._line.add(self.last)
+        self._epoch.add(self.last)
         self._progress.update(step, self.last, self.clock.read())
         if step % self._log_every == 0:
-            self._line(step, self._learning_rate(updates_before))
+            self._write_line(step, self._learning_rate(updates_before))
         self._write_resources(step)
 
     def _write_resources(self, step: int) -> None:
@@ -176,66 +227,47 @@ class RunLog:
         if (sample := self.resources.take()) is not None:
             self._writers.write(step, "resources", sample)
 
-    def _line(self, step: int, learning_rate: float) -> None:
-        now = self.clock.read()
-        examples = (self._steps_here - self._line_steps) * self._batch_size
-        values = self._line_average.mean() | {
+    def _write_line(self, step: int, learning_rate: float) -> None:
+        examples_per_second, data_wait = self._line.rates(self._batch_size, self.waited)
+        values = self._line.average.mean() | {
             "learning_rate": learning_rate,
             "loss_scale": self.last["loss_scale"],
             "skipped_steps": self.total_skipped,
-            "examples_per_second": examples / max(now - self._line_at, 1e-9),
-            "data_wait": (self.waited - self._waited_at) / max(now - self._line_at, 1e-9),
+            "examples_per_second": examples_per_second,
+            "data_wait": data_wait,
         }
         if self._unreadable:
             values["unreadable_images"] = len(self._unreadable)
         self._writers.write(step, "train", values)
-        self._line_average = Average()
-        self._line_steps, self._line_at, self._waited_at = self._steps_here, now, self.waited
-        self._advise()
+        self._line = Meter(self.clock, self.waited)
+        self._note()
 
     @property
     def data_wait(self) -> float:
         """Returns the fraction of the training time in which the devices waited for data."""
         return self.waited / max(self.clock.read(), 1e-9)
 
-    def _advise(self) -> None:
-        """Prints a note once if the data come too slowly, and every time that more images cannot be read."""
-        if self.data_wait > WAIT_LIMIT and self.clock.read() > WAIT_PATIENCE and not self._wait_printed:
-            self._wait_printed = True
-            self.print(
-                f"note: {self.data_wait:.0%} of the training time went by waiting for data; more CPU cores, processes "
-                "instead of threads (--config.data.workers=N) or smaller stored images would help (docs/imagenet.md)"
-            )
-        new = list(self._unreadable.items())[self._unreadable_printed :]
-        self._unreadable_printed += len(new)
-        for name, reason in new[:3]:
-            self.print(f"note: skipped an unreadable image: {name}: {reason}")
-        if len(new) > 3:
-            self.print(f"note: and {len(new) - 3} more, {self._unreadable_printed} in all so far")
-        problem = self._writers.problem()
-        if problem and not self._problem_printed:
-            self.print(f"warning: the metrics cannot be written ({problem}); they wait in memory until they can")
-        self._problem_printed = bool(problem)
+    def _note(self) -> None:
+        self._notes.look(self.data_wait, self.clock.read(), self._writers.problem())
 
     def eval(self, step: int, epoch: float, result: Mapping[str, float]) -> None:
         """Logs the result of an evaluation after `step` steps."""
         self._writers.write(step, "eval", {"epoch": epoch} | dict(result))
-        self.epoch_loss = self._eval_average.mean()["loss"]
-        self._eval_average = Average()
-        self._advise()
+        self.epoch_loss = self._epoch.average.mean()["loss"]
+        self._note()
         top5 = f"  top-5 {result['top5']:.2%}" if self._shows_top5 else ""
         self.print(
             f"epoch {epoch:.4g}  step {step}  train loss {self.epoch_loss:.4f}  test loss {result['loss']:.4f}  "
             f"top-1 {result['top1']:.2%}{top5}{self._speed()}{self._changes()}"
         )
+        self._epoch, self._evaluated_at = Meter(self.clock, self.waited), time.perf_counter()
 
     def _speed(self) -> str:
         """Returns the seconds since the last evaluation and the training images per second; '' without a step."""
-        now, at = time.perf_counter(), self.clock.read()
-        images, trained = (self._steps_here - self._eval_steps) * self._batch_size, at - self._eval_at
-        seconds, self._eval_time = now - self._eval_time, now
-        self._eval_steps, self._eval_at = self._steps_here, at
-        return f"  {seconds:.1f} s  {images / max(trained, 1e-9):,.0f} images/s" if images else ""
+        if not self._epoch.steps:
+            return ""
+        images_per_second, _ = self._epoch.rates(self._batch_size, self.waited)
+        return f"  {time.perf_counter() - self._evaluated_at:.1f} s  {images_per_second:,.0f} images/s"
 
     def _changes(self) -> str:
         """Returns the loss scale and the number of skipped steps where they changed since the last evaluation."""

@@ -5,6 +5,7 @@ import types
 
 import pytest
 
+from mixedres import checkpoints
 from mixedres._internal.cli.progress import StepProgress
 from mixedres.train.metrics import log as run_log
 from mixedres.train.metrics.writers import MetricWriter
@@ -77,7 +78,8 @@ def test_log_cut_off_anywhere_continues_with_the_same_lines(tmp_path, cut):
 
     write(logs[0], steps)
     write(logs[1], steps[:cut])
-    known = {"state": json.loads(json.dumps(logs[1].state())), "total_skipped": logs[1].total_skipped}
+    record = json.loads(json.dumps(checkpoints.with_host_state({}, checkpoints.HostState(log=logs[1].state()))))
+    known = {"state": checkpoints.host_state(record).log, "total_skipped": logs[1].total_skipped}
     continued = make_log(tmp_path / "cut", log_every=3, first_step=cut, **known)
     write(continued, steps[cut:])
     assert len(lines(tmp_path / "whole")) == 4
