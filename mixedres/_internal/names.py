@@ -1,6 +1,9 @@
-"""Version, and tables of names for command lines: --help then waits neither for JAX nor for a missing package."""
+"""Version, names and ranges for command lines: --help then waits neither for JAX nor for a missing package."""
 
-from typing import NamedTuple
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 # pyproject.toml and CITATION.cff repeat the version.
 __version__ = "0.3.0"
@@ -60,3 +63,32 @@ SCHEDULES = ("constant", "cosine", "piecewise", "polynomial")
 MOST_SIDE = 8192
 # The flags of one of many processes.
 PROCESS_FLAGS = "--coordinator=HOST:PORT --num_processes=N --process_id=I"
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Allowed values of a key.
+
+    Attributes:
+      allows: function that tests a value.
+      description: the allowed values in words.
+    """
+
+    allows: Callable[[Any], bool]
+    description: str
+
+
+def one_of(*values: str) -> Range:
+    """Returns the range of a few words."""
+    return Range(lambda x: x in values, " or ".join(values))
+
+
+ANY = Range(lambda x: True, "anything")
+# Numbers end up in int32 or float32, where 1e300 would be infinite.
+SIDE = Range(lambda x: 0 < x <= MOST_SIDE, f"> 0 and <= {MOST_SIDE}")
+POSITIVE = Range(lambda x: 0 < x < 2**31, "> 0 and < 2**31")
+NOT_NEGATIVE = Range(lambda x: 0 <= x < 2**31, ">= 0 and < 2**31")
+GROWING = Range(lambda x: math.isfinite(x) and x > 1, "> 1")
+FRACTION = Range(lambda x: 0 <= x < 1, "in [0, 1)")
+UNIT = Range(lambda x: 0 <= x <= 1, "in [0, 1]")
+REACHABLE = Range(lambda x: 0 < x <= 1, "in (0, 1]")

@@ -4,25 +4,26 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
-from mixedres._internal.names import AUGMENTATIONS, LEVELS, MOST_SIDE, OPTIMIZERS, PREPROCESSINGS, PRESETS, SCHEDULES
+from mixedres._internal.names import (
+    ANY,
+    FRACTION,
+    GROWING,
+    LEVELS,
+    NOT_NEGATIVE,
+    OPTIMIZERS,
+    POSITIVE,
+    PRESETS,
+    REACHABLE,
+    SCHEDULES,
+    UNIT,
+    Range,
+    one_of,
+)
 from mixedres._internal.types import Array
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """Allowed values of a key.
-
-    Attributes:
-      allows: function that tests a value.
-      description: the allowed values in words.
-    """
-
-    allows: Callable[[Any], bool]
-    description: str
-
+from mixedres.data import Options
 
 # Whether a later start of the same run may change a key. FIXED: no. GROW: to a larger number. FREE: yes, because it
 # changes no number of the run, or because the record of the checkpoint has the old value.
@@ -56,7 +57,7 @@ class Key:
     type: type
     default: Any
     doc: str
-    range: Range = Range(lambda x: True, "anything")
+    range: Range = ANY
     resume: str = FIXED
 
     @property
@@ -119,11 +120,6 @@ def _is_window(x: str) -> bool:
     return True
 
 
-def one_of(*values: str) -> Range:
-    """Returns the range of a few words."""
-    return Range(lambda x: x in values, " or ".join(values))
-
-
 def each(inner: Range) -> Range:
     """Returns the range of a tuple whose members are all in `inner`."""
 
@@ -136,18 +132,8 @@ def each(inner: Range) -> Range:
     return Range(allows, f"a tuple, each of them {inner.description}")
 
 
-# Numbers end up in int32 or float32, where 1e300 would be infinite.
-SIDE = Range(lambda x: 0 < x <= MOST_SIDE, f"> 0 and <= {MOST_SIDE}")
-POSITIVE = Range(lambda x: 0 < x < 2**31, "> 0 and < 2**31")
-NOT_NEGATIVE = Range(lambda x: 0 <= x < 2**31, ">= 0 and < 2**31")
-GROWING = Range(lambda x: math.isfinite(x) and x > 1, "> 1")
-FRACTION = Range(lambda x: 0 <= x < 1, "in [0, 1)")
-UNIT = Range(lambda x: 0 <= x <= 1, "in [0, 1]")
-DIFFICULTY = Range(lambda x: 0 <= x <= 2, "in [0, 2]")
-REACHABLE = Range(lambda x: 0 < x <= 1, "in (0, 1]")
 NAMED = Range(lambda x: x != "", "a name, and not empty")
 _EPOCH, _FUSED = one_of("whole", "fractional"), one_of("auto", "true", "false")
-_NORMALIZED = one_of("raw", "per_image", *PREPROCESSINGS)
 WINDOW = Range(_is_window, "STEP:COUNT, whole numbers with STEP >= 0 and COUNT > 0, such as 100:5")
 DURATION = Range(_is_duration, "a number of epochs such as 5, '5 epochs' or '500 steps'")
 
@@ -173,6 +159,14 @@ RETIRED = {
     "stop_after_skipped": Retired("it was renamed before 0.2.0; set max_consecutive_skips"),
     "train_only": Retired("it was renamed before 0.2.0; set trainable"),
 }
+
+
+def _data_keys() -> Iterator[Key]:
+    """Yields the keys of the data, which are the fields of `mixedres.data.Options` with a meaning."""
+    for field in dataclasses.fields(Options):
+        if about := field.metadata:
+            resume = FREE if about["is_of_machine"] else FIXED
+            yield Key(f"data.{field.name}", about["type"], field.default, about["meaning"], about["range"], resume)
 
 
 free, grow = functools.partial(Key, resume=FREE), functools.partial(Key, resume=GROW)
@@ -221,32 +215,7 @@ KEYS = (
     Key("batch_norm.frozen", bool, False, "normalize by the running averages in training too, without updating them"),
     Key("batch_norm.sync", bool, False, "batch statistics over all devices instead of per device"),
     Key("data.name", str, "synthetic", "digits, cluttered_digits, synthetic, cifar10, imagenet2012, folder, tfds:NAME"),
-    free("data.dir", str, None, "directory of the data; not set: $TFDS_DATA_DIR or ~/tensorflow_datasets"),
-    Key("data.image_size", int, 224, "height and width of the network's input", SIDE),
-    Key("data.num_classes", int, None, "classes of synthetic data; more outputs than classes elsewhere", POSITIVE),
-    Key("data.train_examples", int, None, "length of an epoch of synthetic data", POSITIVE),
-    Key("data.background", bool, False, "an additional class 0, without examples, as in TensorFlow's r1"),
-    Key("data.preprocessing", str, "torch", "crops and scaling of stored images", one_of(*PREPROCESSINGS)),
-    Key(
-        "data.synthetic_normalization",
-        str,
-        None,
-        "raw, per_image or a preprocessing; not set: data.preprocessing",
-        _NORMALIZED,
-    ),
-    Key("data.difficulty", float, 1.0, "difficulty of cluttered digits; 0: upright, no clutter or noise", DIFFICULTY),
-    Key("data.pad", int, 0, "padding in pixels before a random crop, for data in memory", NOT_NEGATIVE),
-    Key("data.flip", bool, False, "random left-right flip"),
-    Key("data.augment", str, "none", "trivial: one random operation of TrivialAugment", one_of(*AUGMENTATIONS)),
-    Key("data.erasing", float, 0.0, "probability that a random rectangle becomes random pixels", UNIT),
-    Key("data.train_split", str, None, "training split, such as 'train[:90%]', or folder; not set: train"),
-    Key("data.eval_split", str, None, "evaluation split or folder; not set: validation, test or val"),
-    Key("data.eval_fraction", float, 0.2, "fraction held out of a folder without a test part", FRACTION),
-    Key("data.split_seed", int, 0, "random seed of the images held out", NOT_NEGATIVE),
-    free("data.threads", int, None, "decoding threads per decoding process; not set: one per CPU core", POSITIVE),
-    free("data.workers", int, 0, "decoding processes; 0: threads of the main process decode", NOT_NEGATIVE),
-    free("data.max_pixels", int, None, "most pixels of a readable image; not set: 178,956,970", POSITIVE),
-    free("data.on_error", str, "raise", "at an unreadable image, stop the run or skip it", one_of("raise", "skip")),
+    *_data_keys(),
     Key("optimizer.name", str, "sgd", "sgd, lars, adamw or muon", one_of(*OPTIMIZERS)),
     Key("optimizer.learning_rate", float, 0.1, "peak rate, for lr_reference_batch images per step", POSITIVE),
     Key("optimizer.lr_reference_batch", int, 256, "multiply the rate by batch_size / this; 0: do not", NOT_NEGATIVE),

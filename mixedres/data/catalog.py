@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mixedres._internal.names import AUGMENTATIONS
+from mixedres._internal.names import (
+    ANY,
+    AUGMENTATIONS,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    PREPROCESSINGS,
+    SIDE,
+    UNIT,
+    Range,
+    one_of,
+)
 from mixedres.data.examples import Dataset, with_background
 from mixedres.data.sources import Source, Synthetic
 
@@ -23,73 +34,76 @@ PREFIX = "tfds:"
 _NOT_AUGMENTED = ("cluttered_digits", "synthetic")
 # Normalizations of synthetic images.
 NORMALIZATIONS = ("raw", "official", "torch", "per_image")
+_DIFFICULTY = Range(lambda x: 0 <= x <= 2, "in [0, 2]")
+
+
+def _option(kind: type, default: Any, meaning: str, allowed: Range = ANY, *, of_machine: bool = False) -> Any:
+    """Returns a field of `Options`, and so a key of the config.
+
+    Args:
+      kind: type of the value; None means "not set" where it is the default.
+      default: the default.
+      meaning: meaning of the option.
+      allowed: allowed values.
+      of_machine: whether a later start may change the option, because it changes no number of a run.
+    """
+    about = {"type": kind, "meaning": meaning, "range": allowed, "is_of_machine": of_machine}
+    return dataclasses.field(default=default, metadata=about)
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of all data sets; each data set uses the options that apply to it.
+    """Options of all data sets, the keys of the section data of a config; each data set uses those that apply to it.
 
-    Attributes:
-      image_size: height and width of an image, in pixels.
-      batch_size: size of the one test batch of synthetic data.
-      dir: directory of the data; None for digits and synthetic data.
-      difficulty: difficulty of cluttered digits, 0 to 2.
-      channels: channels of synthetic images.
-      num_classes: classes of synthetic data; elsewhere outputs of the network, if there are more than classes.
-      train_examples: number of synthetic training examples.
-      pad: pixels of zero padding before a random crop, for data in memory.
-      flip: mirror a training image with probability 1/2.
-      augment: 'none' or 'trivial', see `mixedres.data.images.augment`; not for cluttered digits and synthetic images.
-      erasing: probability that a random rectangle of a training image becomes random pixels; for the same data.
-      preprocessing: 'official', 'official_fast' or 'torch', for stored images; see
-        `mixedres.data.images.preprocessing`.
-      synthetic_normalization: normalization of synthetic images: 'raw' (none; pixels are about 127 +- 60), 'official',
-        'torch' or 'per_image'; None: the normalization of `preprocessing`.
-      background: add a class 'background' before the classes of stored images, as TensorFlow's first ResNets have; then
-        labels are higher by one, and the network has one output more.
-      train_split: training part of a prepared data set, or its folder; None: the usual name.
-      eval_split: part for evaluation of a prepared data set, or its folder; None: the usual name.
-      eval_fraction: fraction of every class to hold out, if a folder has no part for evaluation.
-      split_seed: seed of the images held out.
-      threads: decoding threads per decoding process; None: as many in all as there are CPU cores.
-      workers: decoding processes; 0: threads of this process decode.
-      on_error: handling of an unreadable image: 'raise' or 'skip'.
-      max_pixels: most pixels of a stored image; a larger image is unreadable. None: 178,956,970, the limit.
+    `batch_size` is the size of the one test batch of synthetic data, and `channels` the number of channels of synthetic
+    images. Each other field has its meaning and its range beside it.
     """
 
-    image_size: int
     batch_size: int
-    dir: str | None = None
-    difficulty: float = 1.0
+    dir: str | None = _option(
+        str, None, "directory of the data; not set: $TFDS_DATA_DIR or ~/tensorflow_datasets", of_machine=True
+    )
+    image_size: int = _option(int, 224, "height and width of the network's input", SIDE)
+    num_classes: int | None = _option(
+        int, None, "classes of synthetic data; more outputs than classes elsewhere", POSITIVE
+    )
+    train_examples: int | None = _option(int, None, "length of an epoch of synthetic data", POSITIVE)
+    background: bool = _option(bool, False, "an additional class 0, without examples, as in TensorFlow's r1")
+    preprocessing: str = _option(str, "torch", "crops and scaling of stored images", one_of(*PREPROCESSINGS))
+    synthetic_normalization: str | None = _option(
+        str, None, "raw, per_image or a preprocessing; not set: data.preprocessing", one_of(*NORMALIZATIONS)
+    )
+    difficulty: float = _option(
+        float, 1.0, "difficulty of cluttered digits; 0: upright, no clutter or noise", _DIFFICULTY
+    )
+    pad: int = _option(int, 0, "padding in pixels before a random crop, for data in memory", NOT_NEGATIVE)
+    flip: bool = _option(bool, False, "random left-right flip")
+    augment: str = _option(str, "none", "trivial: one random operation of TrivialAugment", one_of(*AUGMENTATIONS))
+    erasing: float = _option(float, 0.0, "probability that a random rectangle becomes random pixels", UNIT)
+    train_split: str | None = _option(str, None, "training split, such as 'train[:90%]', or folder; not set: train")
+    eval_split: str | None = _option(str, None, "evaluation split or folder; not set: validation, test or val")
+    eval_fraction: float = _option(float, 0.2, "fraction held out of a folder without a test part", FRACTION)
+    split_seed: int = _option(int, 0, "random seed of the images held out", NOT_NEGATIVE)
+    threads: int | None = _option(
+        int, None, "decoding threads per decoding process; not set: one per CPU core", POSITIVE, of_machine=True
+    )
+    workers: int = _option(
+        int, 0, "decoding processes; 0: threads of the main process decode", NOT_NEGATIVE, of_machine=True
+    )
+    max_pixels: int | None = _option(
+        int, None, "most pixels of a readable image; not set: 178,956,970", POSITIVE, of_machine=True
+    )
+    on_error: str = _option(
+        str, "raise", "at an unreadable image, stop the run or skip it", one_of("raise", "skip"), of_machine=True
+    )
     channels: int = 3
-    num_classes: int | None = None
-    train_examples: int | None = None
-    pad: int = 0
-    flip: bool = False
-    augment: str = "none"
-    erasing: float = 0.0
-    preprocessing: str = "torch"
-    synthetic_normalization: str | None = None
-    background: bool = False
-    train_split: str | None = None
-    eval_split: str | None = None
-    eval_fraction: float = 0.2
-    split_seed: int = 0
-    threads: int | None = None
-    workers: int = 0
-    on_error: str = "raise"
-    max_pixels: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a number that is too small."""
-        for field, least in (("image_size", 1), ("threads", 1), ("workers", 0), ("max_pixels", 1)):
-            value = getattr(self, field)
-            if value is not None and value < least:
-                raise ValueError(f"{field} must be >= {least}, got {value}")
-        if self.augment not in AUGMENTATIONS:
-            raise ValueError(f"augment is {self.augment!r}; it must be {' or '.join(AUGMENTATIONS)}")
-        if not 0 <= self.erasing <= 1:
-            raise ValueError(f"erasing must be in [0, 1], got {self.erasing}")
+        """Raises ValueError for a value outside its range."""
+        for field in dataclasses.fields(self):
+            value, allowed = getattr(self, field.name), field.metadata.get("range", ANY)
+            if value is not None and not allowed.allows(value):
+                raise ValueError(f"{field.name} is {value!r}; it must be {allowed.description}")
 
     @property
     def augmentation(self) -> Augmentation | None:
@@ -177,8 +191,6 @@ def _synthetic_normalization(options: Options) -> tuple[tuple[float, ...] | None
     from mixedres.data.images.preprocessing import get_preprocessing
 
     name = options.synthetic_normalization or options.preprocessing
-    if options.synthetic_normalization not in (None, *NORMALIZATIONS):
-        raise ValueError(f"synthetic_normalization is {name!r}; it must be {' or '.join(NORMALIZATIONS)}")
     if name == "raw":
         return (0.0,) * options.channels, (1.0,) * options.channels
     if name == "per_image":

@@ -157,7 +157,7 @@ def test_options_of_images_are_checked(tmp_path):
     text = message("folder", dir=str(tmp_path), num_classes=2)
     assert text.startswith("num_classes is 2, but the data has 3 classes")
     assert message("folder", dir=str(tmp_path), on_error="ignore") == "on_error is 'ignore'; it must be raise or skip"
-    assert "preprocessing 'x' is unknown" in message("folder", dir=str(tmp_path), preprocessing="x")
+    assert message("folder", preprocessing="x") == "preprocessing is 'x'; it must be official or official_fast or torch"
 
 
 def test_folder_that_may_not_be_read_is_one_line(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from mixedres import data
+from mixedres._internal.formats import FORMAT
 from mixedres.data.check.__main__ import main
 from mixedres.data.check.quick_look import is_suspect
 
@@ -77,7 +78,7 @@ def run(capsys, *arguments):
 def test_check_finds_every_fault(dirty, capsys):
     status, out, err = run(capsys, dirty, "--json")
     report = json.loads(out)
-    assert status == 1 and report["format"] == 1
+    assert status == 1 and report["format"] == FORMAT
     assert err.splitlines() == [f"mixedres: {dirty}: 3 damaged files and 2 images in both parts"]
     assert report["classes"] == {"train": {"cat": 5, "dog": 8}, "eval": {"cat": 1, "dog": 2}}
     damaged = {image["file"]: image["reason"] for image in report["damaged"]}
