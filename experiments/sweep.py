@@ -111,8 +111,8 @@ def check_earlier(tasks: Iterable[Task]) -> None:
         config = task.run.config()
         flat = flatten(config)
         if flat["batch_size"] is None:  # the number of devices decides it, and need not be the one of this machine
-            flat["batch_size"] = (checkpoints.read_config(task.directory) or flat)["batch_size"]
-        workdir.check_same(task.directory, flat)
+            flat["batch_size"] = (checkpoints.RecordedRun(task.directory).config() or flat)["batch_size"]
+        checkpoints.RecordedRun(task.directory).check_same(flat)
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:

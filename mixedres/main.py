@@ -23,7 +23,7 @@ Trains or evaluates a network in the precision of your choice.
 
 flags:
   --config=FILE[:PRESET[,key=value...]]   config file, or the name of a shipped one such as digits; the preset is the
-                                          precision (default fp32)
+                                          precision (default fp32). run:WORKDIR is the config of a run
   --config.KEY=VALUE                      sets a key of the config, listed below
   --workdir=DIR                           directory of the run (default runs/FILE-PRESET); a run in it is continued.
                                           With --mode=eval also DIR@best and DIR@STEP, checkpoints of the run
@@ -70,9 +70,10 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
     if command_line.HELP & set(arguments):
         console.show(*USAGE.splitlines(), *_first_keys())
         return
+    from mixedres.checkpoints import RecordedRun
     from mixedres.config import config_of_run, parse_flags
 
-    flags = parse_flags(arguments)
+    flags = parse_flags(arguments, RecordedRun.read_portable_config)
     presets = None if flags.presets is None else _presets(flags.presets)
     name = flags.default_workdir if flags.workdir is None else flags.workdir
     if "://" in name:
@@ -85,14 +86,15 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
     if checkpoint is not None:
         flags.config.init_from = f"{directory}@{checkpoint}"
     # Imported here, and JAX, Orbax and the models later still, so that a mistake need not wait for them.
-    from mixedres import checkpoints, run, train
+    from mixedres import run, train
 
     def plan(writes: bool = True) -> train.Plan:
         where = directory if flags.mode == "train" else evaluated
         return train.plan(flags.config, where, clean=flags.clean, evaluates=flags.mode == "eval", writes=writes)
 
     is_alone = not flags.distributed and flags.coordinator is None
-    notes = checkpoints.left_to_command_line(directory, flags.config) if flags.file == config_of_run(place) else []
+    recorded = RecordedRun(directory)
+    notes = recorded.left_to_command_line(flags.config) if flags.file == config_of_run(place) else []
     if is_alone:
         for note in notes:
             console.say(note)

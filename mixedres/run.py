@@ -81,7 +81,7 @@ class Run:
     @functools.cached_property
     def summary(self) -> Record | None:
         """Returns the content of summary.json; None if the run is not finished."""
-        return names.read_summary(self._workdir)
+        return checkpoints.RecordedRun(self._workdir).summary()
 
     def predict(self, images: Image | Sequence[Image], *, top: int = 5) -> list[networks.Prediction]:
         """Classifies images, in the precision of the run, on all devices of this process.
@@ -172,7 +172,7 @@ def load(
         )
     except WeightsError as error:
         raise ConfigError(str(error)) from None
-    recorded = checkpoints.read_config(split_checkpoint(place)[0])
+    recorded = checkpoints.RecordedRun(split_checkpoint(place)[0]).config()
     found = None if recorded is None else config.unflatten(checkpoints.portable(recorded))
     return Run(str(place), classifier, found)
 

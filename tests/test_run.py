@@ -8,7 +8,6 @@ import pytest
 import mixedres
 from mixedres import checkpoints, data, main, train
 from mixedres._internal.errors import ConfigError, DataError
-from mixedres.checkpoints import workdir
 from mixedres.train import planning
 from tests.train import run_cases
 from tests.train.run_cases import tiny
@@ -65,8 +64,8 @@ def test_run_of_own_data_has_weights_metrics_and_predictions(stripes):
 
 def test_checkpoints_have_names(stripes):
     _, directory = stripes
-    best = workdir.read_summary(directory)["best"]["step"]
-    kept = checkpoints.checkpoint_steps(directory)
+    best = checkpoints.RecordedRun(directory).summary()["best"]["step"]
+    kept = checkpoints.RecordedRun(directory).steps()
     assert {best, 12} <= set(kept)
     by_name = {name: mixedres.load(f"{directory}{name}").variables for name in ("", "@12", "@best", f"@{best}")}
     weights = {name: np.concatenate([np.ravel(x) for x in leaves(tree)]) for name, tree in by_name.items()}
@@ -148,7 +147,7 @@ def test_command_and_function_train_the_same_bits(tmp_path, capsys):
     flags = [f"--config.{key}={value}" for key, value in small.items()]
     name = "--config=cifar10:bf16,data=synthetic,model=cifar_resnet8"
     assert main.main(["mixedres", name, *flags, f"--workdir={tmp_path / 'b'}"]) == 0
-    assert workdir.read_summary(tmp_path / "b")["fingerprint"] == run.summary["fingerprint"]
+    assert checkpoints.RecordedRun(tmp_path / "b").summary()["fingerprint"] == run.summary["fingerprint"]
     assert f"next: mixedres predict --from={tmp_path / 'b'}" in capsys.readouterr().out
 
 
@@ -160,7 +159,7 @@ def test_network_of_the_weights_is_taken(stripes, tmp_path):
     assert train.plan(wanted, source=source).config.model.name == "cifar_resnet8"
     # A run that goes on needs the weights no more.
     gone = tiny(model="auto", init_from="gone.safetensors")
-    assert planning._with_network(gone, checkpoints.read_config(directory), None).model.name == "cifar_resnet8"
+    assert planning._with_network(gone, checkpoints.RecordedRun(directory).config(), None).model.name == "cifar_resnet8"
     with pytest.raises(ConfigError, match=r"gone\.safetensors does not exist"):
         train.plan(gone, tmp_path)
 
@@ -172,5 +171,6 @@ def test_patience_ends_a_run_that_gets_no_better(tmp_path, capsys):
     assert (first["steps"], first["stopped_by"]) == (6, "patience")
     assert "stopped by patience=4 steps after 1.5 of 2.5 epochs: test top-1" in capsys.readouterr().out
     # The same patience finds the run finished; without patience it goes on to its end.
-    assert workdir.finished(tmp_path / "run", workdir.read_config(tmp_path / "run")) is not None
+    recorded = checkpoints.RecordedRun(tmp_path / "run")
+    assert recorded.finished(recorded.config()) is not None
     assert run_cases.fit(tiny(patience=0, **slow), tmp_path / "run")["train"]["steps"] == 10

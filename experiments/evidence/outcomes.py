@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixedres.checkpoints import recorded
+from mixedres.checkpoints import RecordedRun
 from mixedres.config import unflatten
 from mixedres.train import losses, plan, start
 from mixedres.train.experiment import Experiment
@@ -28,7 +28,7 @@ def outcomes(run: pathlib.Path) -> dict[str, np.ndarray]:
     """
     path = run / FILE
     if not path.exists():
-        flat = dict(recorded.read_config(run) or {})
+        flat = dict(RecordedRun(run).config() or {})
         seedless = json.dumps(flat | {"seed": 0, "num_devices": 1, "batch_norm.sync": False})
         experiment, program = _program(seedless)
         variables = start.latest_start(experiment, run).state.eval_variables

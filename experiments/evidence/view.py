@@ -31,7 +31,7 @@ from experiments.lib import comparison, plots, runs
 from experiments.lib.comparison import Results, Variant
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError
-from mixedres.checkpoints import recorded
+from mixedres.checkpoints import RecordedRun
 from mixedres.config import unflatten
 from mixedres.data.datasets import cluttered_digits
 from mixedres.data.datasets.cluttered_digits import DRAWS
@@ -167,7 +167,7 @@ def judge(found: list[dict[str, Any]]) -> None:
 
 def predicted(run: pathlib.Path, scale: float) -> dict[str, Any]:
     """What the doctor says of a loss scale, from the gradients of a run's network after 0, 200 and 600 steps."""
-    config = unflatten(recorded.read_config(run) or {})
+    config = unflatten(RecordedRun(run).config() or {})
     config.precision.name, config.precision.loss_scale = "fp16_static", scale
     report, _ = examine_network(plan(config), None, (0, 200, 600), ())
     log2_scale = round(math.log2(scale))

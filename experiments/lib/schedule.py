@@ -13,7 +13,7 @@ from experiments.lib.plan import RESULTS
 from mixedres._internal.cli import signals
 from mixedres._internal.errors import reason
 from mixedres._internal.files import Lines, replace_text, write_json
-from mixedres.checkpoints import workdir
+from mixedres.checkpoints import RecordedRun, workdir
 
 WAITING, RUNNING, FINISHED, FAILED, INTERRUPTED = "waiting", "running", "finished", "failed", "interrupted"
 # Exit statuses of a run that a signal stopped: by its own handler, or before the run had one.
@@ -67,7 +67,7 @@ class Task:
         except (OSError, ValueError):
             earlier = {}
         slot = earlier.pop("slot", None)
-        if workdir.in_use(self.directory):
+        if RecordedRun(self.directory).in_use():
             self.state, self.slot = RUNNING, slot
         elif self.summary():
             self.state, self.exit_status = FINISHED, 0
@@ -81,7 +81,7 @@ class Task:
     def look(self, queue: jobs.Queue) -> None:
         """Brings `state` up to date."""
         if self.job is None:
-            if not workdir.in_use(self.directory):  # the one that was left running has ended, however it did
+            if not RecordedRun(self.directory).in_use():  # the one that was left running has ended, however it did
                 self.state = FINISHED if self.summary() else WAITING
         elif self.job.done():
             self._take_result()
@@ -95,7 +95,7 @@ class Task:
             self.exit_status, self.message = result["exit_status"], result["message"]
         else:
             self.exit_status, self.message = None, (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        if self.exit_status == 2 and workdir.in_use(self.directory):
+        if self.exit_status == 2 and RecordedRun(self.directory).in_use():
             self.job = None  # another driver of the sweep was faster
         elif self.summary() and self.exit_status in (0, None, *_STOPPED):
             # None: a full disk took the job's result. A signal may come when the run has just written its summary.

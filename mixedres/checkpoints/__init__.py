@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mixedres._internal.errors import MismatchError, WeightsError
 from mixedres._internal.lazy import importer
 from mixedres._internal.names import LAYOUTS
-from mixedres.checkpoints import huggingface, ownership, workdir
+from mixedres.checkpoints import huggingface, workdir
 from mixedres.checkpoints.documents import (
     HostState,
     LogState,
@@ -21,14 +21,8 @@ from mixedres.checkpoints.documents import (
     read_record,
     with_host_state,
 )
-from mixedres.checkpoints.ownership import Claim
-from mixedres.checkpoints.recorded import (
-    checkpoint_steps,
-    left_to_command_line,
-    portable,
-    read_config,
-    read_data_identity,
-)
+from mixedres.checkpoints.ownership import Claim, RunDirectory
+from mixedres.checkpoints.workdir import RecordedRun, portable
 
 if TYPE_CHECKING:
     from mixedres.checkpoints.layouts import Architecture, architecture, from_tensors, to_tensors
@@ -51,26 +45,23 @@ __all__ = [
     "HostState",
     "LogState",
     "MismatchError",
+    "RecordedRun",
+    "RunDirectory",
     "SavedStep",
     "Sums",
     "WeightsError",
     "WeightsFile",
     "architecture",
     "check",
-    "checkpoint_steps",
     "create_network",
     "describe_weights",
     "from_tensors",
     "host_state",
     "huggingface",
     "input_shape",
-    "left_to_command_line",
     "network_name",
     "no_sums",
-    "ownership",
     "portable",
-    "read_config",
-    "read_data_identity",
     "read_flat",
     "read_record",
     "read_weights",

@@ -12,7 +12,7 @@ from mixedres import models
 from mixedres._internal.errors import WeightsError, reason
 from mixedres._internal.files import split_checkpoint
 from mixedres._internal.types import Record, Variables
-from mixedres.checkpoints import layouts, recorded
+from mixedres.checkpoints import layouts, workdir
 from mixedres.checkpoints.documents import read_record
 from mixedres.checkpoints.weights import WeightsFile, checked, read_weights_file
 from mixedres.data import InputSpec
@@ -32,7 +32,7 @@ def read_weights(path: pathlib.Path) -> WeightsFile:
     """
     try:
         directory, name = split_checkpoint(path)
-        if (directory / recorded.CHECKPOINTS).is_dir() and recorded.holds_config(directory):
+        if (directory / workdir.CHECKPOINTS).is_dir() and workdir.RecordedRun(directory).holds_config():
             return _read_run(directory, name)
         if name is not None:
             raise WeightsError(f"{directory} holds no run, so it has no checkpoint {name}")
@@ -44,9 +44,10 @@ def read_weights(path: pathlib.Path) -> WeightsFile:
 def _read_run(directory: pathlib.Path, name: str | None) -> WeightsFile:
     from mixedres.checkpoints.manager import Checkpoints  # Orbax, which files of weights do not need: 0.2 CPU seconds
 
-    only = None if name is None else recorded.named_step(directory, name)
+    recorded = workdir.RecordedRun(directory)
+    only = None if name is None else recorded.step_named(name)
 
-    saved = Checkpoints((directory / recorded.CHECKPOINTS).absolute())
+    saved = Checkpoints((directory / workdir.CHECKPOINTS).absolute())
     try:
         if saved.latest_step() is None:
             raise WeightsError(f"{directory} has no checkpoint yet; train first")
@@ -56,13 +57,13 @@ def _read_run(directory: pathlib.Path, name: str | None) -> WeightsFile:
     finally:
         saved.close()
     where = f"the {'newest checkpoint' if only is None else f'checkpoint of step {only}'} in {directory}"
-    config, data = read_record(record, where)["config"], recorded.read_data_identity(directory) or {}
+    config, data = read_record(record, where)["config"], recorded.data() or {}
     names = tuple(data.get("class_names", ()))
     options = {name: config[f"model.{name}"] for name in models.OPTIONS}
     try:
         spec = None if data.get("input") is None else InputSpec.from_json(data["input"]).to_json()
     except ValueError as error:
-        raise WeightsError(f"{directory / recorded.DATA}: {error}") from None
+        raise WeightsError(f"{directory / workdir.DATA}: {error}") from None
     variables, step = _variables_and_step(tree, where)
     return WeightsFile(
         directory,
@@ -76,7 +77,7 @@ def _read_run(directory: pathlib.Path, name: str | None) -> WeightsFile:
         class_names=names or None,
         epsilon=config["batch_norm.epsilon"],
         input=spec,
-        run=recorded.portable(config),
+        run=workdir.portable(config),
         note=f"no checkpoint of step {', '.join(map(str, damaged))} is whole; taking step {step}" if damaged else "",
     )
 

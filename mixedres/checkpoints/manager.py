@@ -29,7 +29,7 @@ from mixedres._internal.errors import ConfigError, OtherModelError, listed, one_
 from mixedres._internal.files import checksums_hold, write_checksums
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import PyTree, Record
-from mixedres.checkpoints.recorded import ITEM, PARTIAL
+from mixedres.checkpoints.workdir import ITEM, PARTIAL
 
 # Deepest nesting of JSON that is read from a checkpoint; the description of its arrays has less than ten levels.
 _DEEPEST = 100

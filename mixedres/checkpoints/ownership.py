@@ -15,8 +15,17 @@ from mixedres._internal.files import as_json, lock, nearest_existing, read_json,
 from mixedres._internal.formats import stamped
 from mixedres._internal.types import Record
 from mixedres.checkpoints import workdir as names
-from mixedres.checkpoints.recorded import PARTIAL, checkpoint_steps, holds_config, read_data_identity
-from mixedres.checkpoints.workdir import CHECKPOINTS, CONFIG, DATA, ERRORS, LOCK, METRICS, SUMMARY
+from mixedres.checkpoints.workdir import (
+    CHECKPOINTS,
+    CONFIG,
+    DATA,
+    ERRORS,
+    LOCK,
+    METRICS,
+    PARTIAL,
+    SUMMARY,
+    RecordedRun,
+)
 
 # Files of a run.
 _FILES = (SUMMARY, ERRORS, METRICS, names.WANDB_ID, DATA, CONFIG)
@@ -50,65 +59,177 @@ class Claim(contextlib.AbstractContextManager["Claim"]):
             return False
 
 
-def claim(workdir: pathlib.Path, config: Record, *, clean: bool, data: Record | None = None) -> Claim:
-    """Locks `workdir` for a new run with `config`, or to continue the run in the directory. Call `begin` next.
+class RunDirectory(RecordedRun):
+    """The directory of a run that this process writes.
 
-    A run of another config or other data is removed if it has no checkpoint, no summary and no step to examine, because
-    nothing is lost with such a run.
-
-    Args:
-      workdir: an absolute path.
-      config: config of this start, flat and resolved.
-      data: identity of the data, see `mixedres.checkpoints.workdir.check_data`; None: the data is not compared.
-      clean: remove an earlier run first. Only files that a run writes are removed, and no link is followed. A directory
-        with other files and no run is refused.
-
-    Raises:
-      ConfigError: if the directory cannot be written or cannot hold a checkpoint, is in use, holds other files, or
-        holds a run of another config or other data. Then nothing has been written or removed.
+    directory = RunDirectory(pathlib.Path("runs/digits").absolute())
+    with directory.claim(config, clean=False):
+        directory.begin(config)
     """
-    removes = check_claim(workdir, config, clean=clean, data=data)
-    with _writable(workdir):
-        workdir.mkdir(parents=True, exist_ok=True)
-        claimed = Claim(workdir)
-        if removes:
-            _remove_run(workdir)
-    return claimed
 
+    def claim(self, config: Record, *, clean: bool, data: Record | None = None) -> Claim:
+        """Locks the directory for a new run with `config`, or to continue the run in the directory. Call `begin` next.
 
-def check_claim(workdir: pathlib.Path, config: Record, *, clean: bool, data: Record | None = None) -> bool:
-    """Checks that `claim` may take `workdir`, and returns whether it would remove an earlier run.
+        A run of another config or other data is removed if it has no checkpoint, no summary and no step to examine,
+        because nothing is lost with such a run.
 
-    Args and errors: as for `claim`; whether the directory is in use is not checked. Writes nothing.
-    """
-    check_name(workdir)
-    with _writable(workdir):
-        _check_writable(workdir)
-        holds_run = _holds_run(workdir, clean=clean)
-        removes = clean or (holds_run and not _may_go_on(workdir, config, data or {}))
-        if removes:
-            _check_removable(workdir)
-        elif holds_run:
-            _check_complete(workdir)
-    return removes
+        Args:
+          config: config of this start, flat and resolved.
+          data: identity of the data, see `check_data`; None: the data is not compared.
+          clean: remove an earlier run first. Only files that a run writes are removed, and no link is followed. A
+            directory with other files and no run is refused.
 
+        Raises:
+          ConfigError: if the directory cannot be written or cannot hold a checkpoint, is in use, holds other files, or
+            holds a run of another config or other data. Then nothing has been written or removed.
+        """
+        removes = self.check_claim(config, clean=clean, data=data)
+        with self._writable():
+            self.path.mkdir(parents=True, exist_ok=True)
+            claimed = Claim(self.path)
+            if removes:
+                self._remove_run()
+        return claimed
 
-def begin(workdir: pathlib.Path, config: Record, data: Record | None = None) -> None:
-    """Writes the run's config and the identity of its data into `workdir`, which has been claimed.
+    def check_claim(self, config: Record, *, clean: bool, data: Record | None = None) -> bool:
+        """Checks that `claim` may take the directory, and returns whether it would remove an earlier run.
 
-    Raises:
-      ConfigError: if the directory cannot be written.
-    """
-    with _writable(workdir):
-        known = read_data_identity(workdir)
-        if data is not None and known is None and not holds_config(workdir):
-            known = data
-        if known is not None:
-            _update(workdir / DATA, known)
-        (workdir / SUMMARY).unlink(missing_ok=True)  # this start continues the run beyond its end
-        _update(workdir / CONFIG, config)
-        # From now on, a missing directory means that the checkpoints are gone.
-        (workdir / CHECKPOINTS).mkdir(exist_ok=True)
+        Args and errors: as for `claim`; whether the directory is in use is not checked. Writes nothing.
+        """
+        self.check_name()
+        with self._writable():
+            _check_writable(self.path)
+            holds_run = self._holds_run(clean=clean)
+            removes = clean or (holds_run and not self._may_go_on(config, data or {}))
+            if removes:
+                self._check_removable()
+            elif holds_run:
+                self._check_complete()
+        return removes
+
+    def begin(self, config: Record, data: Record | None = None) -> None:
+        """Writes the run's config and the identity of its data into the directory, which has been claimed.
+
+        Raises:
+          ConfigError: if the directory cannot be written.
+        """
+        with self._writable():
+            known = self.data()
+            if data is not None and known is None and not self.holds_config():
+                known = data
+            if known is not None:
+                _update(self.path / DATA, known)
+            (self.path / SUMMARY).unlink(missing_ok=True)  # this start continues the run beyond its end
+            _update(self.path / CONFIG, config)
+            # From now on, a missing directory means that the checkpoints are gone.
+            (self.path / CHECKPOINTS).mkdir(exist_ok=True)
+
+    def check_name(self) -> None:
+        """Raises ConfigError for a path in which no checkpoint can be written."""
+        try:
+            os.fsencode(self.path).decode()
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.lstat(self.path / CHECKPOINTS)
+        except OSError as error:  # such as a name that is too long
+            raise ConfigError(f"--workdir={self.path} cannot be used ({error.strerror}); name another") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"--workdir={self.path} is not UTF-8, which checkpoints need; name another") from None
+
+    @contextlib.contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"--workdir={self.path} cannot be written ({error.strerror}); name another with --workdir=DIR"
+            ) from error
+
+    def _holds_run(self, *, clean: bool) -> bool:
+        """Returns whether the directory holds a run.
+
+        Raises:
+          ConfigError: if the directory holds other files; without `clean`, also if its config cannot be read.
+        """
+        if self.holds_config():
+            return True
+        entries = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
+        if not entries - _BEGUN and not self.steps():
+            return False
+        if CONFIG in entries and LOCK in entries:
+            if clean:
+                return True
+            raise ConfigError(
+                f"--workdir={self.path} holds a run whose {CONFIG} cannot be read, and no whole checkpoint that has it "
+                "too; put back a copy, or start over with --clean"
+            )
+        raise ConfigError(
+            f"--workdir={self.path} holds files but no run of mixedres, so nothing was written or removed; "
+            "name an empty or a new directory"
+        )
+
+    def _may_go_on(self, config: Record, data: Record) -> bool:
+        """Returns whether `config` may continue the run; False if it may not, and the run has no results.
+
+        Raises:
+          ConfigError: if it may not, and the run has results.
+        """
+        try:
+            self.check_data(data)
+            self.check_same(config)
+            return True
+        except ConfigError:
+            results = (SUMMARY, CHECKPOINTS, *names.NONFINITE)
+            if any(_has_content(self.path / name) for name in results):
+                raise
+            return False
+
+    def _check_complete(self) -> None:
+        """Raises ConfigError if a run has written a line of metrics and its directory of checkpoints is gone."""
+        checkpoints = self.path / CHECKPOINTS
+        if checkpoints.is_dir():
+            return
+        if os.path.lexists(checkpoints) and not checkpoints.is_symlink():
+            raise ConfigError(f"{checkpoints} is no directory; move it away or name another --workdir")
+        if checkpoints.is_symlink() or (_has_content(self.path / METRICS) and (self.path / METRICS).stat().st_size):
+            raise ConfigError(
+                f"{checkpoints} of a run that was under way is gone; put or mount it back, or start over with --clean"
+            )
+
+    def _check_removable(self) -> None:
+        """Raises ConfigError if a link or a file has the name of a directory that would be removed."""
+        directories = (CHECKPOINTS, *names.NONFINITE, names.WANDB, names.PROFILE)
+        for path in [self.path / name for name in directories] + self._checkpoints():
+            if path.is_symlink() or (os.path.lexists(path) and not path.is_dir()):
+                kind = "a link, which is not followed" if path.is_symlink() else "no directory of a run"
+                raise ConfigError(f"{path} is {kind}, so nothing was removed; move it away, or name another --workdir")
+
+    def _checkpoints(self) -> list[pathlib.Path]:
+        directory = self.path / CHECKPOINTS
+        if directory.is_symlink() or not directory.is_dir():
+            return []
+        return [path for path in directory.iterdir() if _CHECKPOINT.fullmatch(path.name)]
+
+    def _remove_run(self) -> None:
+        """Removes the files of a run and the numbered directories of its checkpoints.
+
+        The config is removed last: after a kill in between, the rest is still a run, which can be removed.
+        """
+        for name in (*names.NONFINITE, names.WANDB):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        profile = self.path / names.PROFILE
+        for path in profile.glob(names.TRACES):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+        for path in (profile / names.TRACES).parents[:3]:  # the folders of the traces, unless they hold more
+            _remove_if_empty(path)
+        for path in self._checkpoints():
+            shutil.rmtree(path)
+        _remove_if_empty(self.path / CHECKPOINTS)
+        events = [path for path in self.path.glob(names.EVENTS) if path.is_file()]
+        partial = [self.path / f"{name}.part" for name in _FILES]
+        for path in (*events, *partial, *(self.path / name for name in _FILES)):
+            if path.is_symlink() or path.is_file():
+                path.unlink()
 
 
 def _update(path: pathlib.Path, content: Record) -> None:
@@ -116,28 +237,6 @@ def _update(path: pathlib.Path, content: Record) -> None:
     content = as_json(stamped(content))
     if read_json(path) != content:
         write_json(path, content)
-
-
-@contextlib.contextmanager
-def _writable(workdir: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"--workdir={workdir} cannot be written ({error.strerror}); name another with --workdir=DIR"
-        ) from error
-
-
-def check_name(workdir: pathlib.Path) -> None:
-    """Raises ConfigError for a path in which no checkpoint can be written."""
-    try:
-        os.fsencode(workdir).decode()
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.lstat(workdir / CHECKPOINTS)
-    except OSError as error:  # such as a name that is too long
-        raise ConfigError(f"--workdir={workdir} cannot be used ({error.strerror}); name another") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"--workdir={workdir} is not UTF-8, which checkpoints need; name another") from None
 
 
 def _check_writable(workdir: pathlib.Path) -> None:
@@ -148,62 +247,8 @@ def _check_writable(workdir: pathlib.Path) -> None:
         raise PermissionError(13, "no write permission", str(existing))
 
 
-def _holds_run(workdir: pathlib.Path, *, clean: bool) -> bool:
-    """Returns whether the directory holds a run.
-
-    Raises:
-      ConfigError: if the directory holds other files; without `clean`, also if the config of its run cannot be read.
-    """
-    if holds_config(workdir):
-        return True
-    entries = {path.name for path in workdir.iterdir()} if workdir.exists() else set()
-    if not entries - _BEGUN and not checkpoint_steps(workdir):
-        return False
-    if CONFIG in entries and LOCK in entries:
-        if clean:
-            return True
-        raise ConfigError(
-            f"--workdir={workdir} holds a run whose {CONFIG} cannot be read, and no whole checkpoint that has it too; "
-            "put back a copy, or start over with --clean"
-        )
-    raise ConfigError(
-        f"--workdir={workdir} holds files but no run of mixedres, so nothing was written or removed; "
-        "name an empty or a new directory"
-    )
-
-
-def _may_go_on(workdir: pathlib.Path, config: Record, data: Record) -> bool:
-    """Returns whether `config` may continue the run; False if it may not, and the run has no results.
-
-    Raises:
-      ConfigError: if it may not, and the run has results.
-    """
-    try:
-        names.check_data(workdir, data)
-        names.check_same(workdir, config)
-        return True
-    except ConfigError:
-        results = (SUMMARY, CHECKPOINTS, *names.NONFINITE)
-        if any(_has_content(workdir / name) for name in results):
-            raise
-        return False
-
-
 def _has_content(path: pathlib.Path) -> bool:
     return os.path.lexists(path) and not (path.is_dir() and not path.is_symlink() and not any(path.iterdir()))
-
-
-def _check_complete(workdir: pathlib.Path) -> None:
-    """Raises ConfigError if a run has written a line of metrics and its directory of checkpoints is gone."""
-    checkpoints = workdir / CHECKPOINTS
-    if checkpoints.is_dir():
-        return
-    if os.path.lexists(checkpoints) and not checkpoints.is_symlink():
-        raise ConfigError(f"{checkpoints} is no directory; move it away or name another --workdir")
-    if checkpoints.is_symlink() or (_has_content(workdir / METRICS) and (workdir / METRICS).stat().st_size):
-        raise ConfigError(
-            f"{checkpoints} of a run that was under way is gone; put or mount it back, or start over with --clean"
-        )
 
 
 def _lock(workdir: pathlib.Path) -> IO[str]:
@@ -211,45 +256,6 @@ def _lock(workdir: pathlib.Path) -> IO[str]:
         return lock(workdir / LOCK)
     except BlockingIOError:
         raise ConfigError(f"--workdir={workdir} is in use by another run; wait for it or name another") from None
-
-
-def _check_removable(workdir: pathlib.Path) -> None:
-    """Raises ConfigError if a link or a file has the name of a directory that would be removed."""
-    directories = (CHECKPOINTS, *names.NONFINITE, names.WANDB, names.PROFILE)
-    for path in [workdir / name for name in directories] + _checkpoints(workdir):
-        if path.is_symlink() or (os.path.lexists(path) and not path.is_dir()):
-            kind = "a link, which is not followed" if path.is_symlink() else "no directory of a run"
-            raise ConfigError(f"{path} is {kind}, so nothing was removed; move it away, or name another --workdir")
-
-
-def _checkpoints(workdir: pathlib.Path) -> list[pathlib.Path]:
-    directory = workdir / CHECKPOINTS
-    if directory.is_symlink() or not directory.is_dir():
-        return []
-    return [path for path in directory.iterdir() if _CHECKPOINT.fullmatch(path.name)]
-
-
-def _remove_run(workdir: pathlib.Path) -> None:
-    """Removes the files of a run and the numbered directories of its checkpoints.
-
-    The config is removed last: after a kill in between, the rest is still a run, which can be removed.
-    """
-    for name in (*names.NONFINITE, names.WANDB):
-        shutil.rmtree(workdir / name, ignore_errors=True)
-    profile = workdir / names.PROFILE
-    for path in profile.glob(names.TRACES):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-    for path in (profile / names.TRACES).parents[:3]:  # the folders of the traces, unless they hold more
-        _remove_if_empty(path)
-    for path in _checkpoints(workdir):
-        shutil.rmtree(path)
-    _remove_if_empty(workdir / CHECKPOINTS)
-    events = [path for path in workdir.glob(names.EVENTS) if path.is_file()]
-    partial = [workdir / f"{name}.part" for name in _FILES]
-    for path in (*events, *partial, *(workdir / name for name in _FILES)):
-        if path.is_symlink() or path.is_file():
-            path.unlink()
 
 
 def _remove_if_empty(path: pathlib.Path) -> None:

@@ -6,8 +6,9 @@ import importlib.util
 import pathlib
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import TypeAlias
 
 from ml_collections import ConfigDict
 
@@ -18,6 +19,8 @@ from mixedres._internal.names import PROCESS_FLAGS
 from mixedres.config.keys import KEYS
 from mixedres.config.values import BOOLEANS, check_key, is_switch, override, validate
 
+# Function from a workdir to the config that the run in it recorded; the package of checkpoints lies above this one.
+ReadRun: TypeAlias = Callable[[pathlib.Path], ConfigDict]
 _PACKAGE = pathlib.Path(__file__).parent
 # The shipped config files: inside an installed package, and beside the package in a checkout.
 RECIPES = (_PACKAGE / "recipes", _PACKAGE.parent.parent / "configs")
@@ -58,8 +61,10 @@ class Flags:
         return f"runs/{pathlib.Path(str(self.file).partition(':')[0]).stem}-{self.config.precision.name}"
 
 
-def parse_flags(arguments: Sequence[str]) -> Flags:
+def parse_flags(arguments: Sequence[str], read_run: ReadRun | None = None) -> Flags:
     """Parses the arguments of a training command, without the name of the program.
+
+    `read_run` returns the config that the run in a workdir recorded; None: the config of a run cannot be named.
 
     Raises:
       ConfigError: for a mistake in the arguments or in the config file.
@@ -71,7 +76,7 @@ def parse_flags(arguments: Sequence[str]) -> Flags:
         raise ConfigError("--workdir is missing; name a run, such as --workdir=runs/digits-fp16")
     if not flags.file:
         raise ConfigError("--config is missing; try --config=configs/digits.py:fp16")
-    flags.config = load_config(flags.file)
+    flags.config = load_config(flags.file, read_run)
     for argument in rest:
         override(flags.config, *_key_and_text(argument))
     validate(flags.config)
@@ -138,16 +143,20 @@ def _key_and_text(argument: str) -> tuple[str, str]:
     return path, text if equals else "true"
 
 
-def load_config(argument: str) -> ConfigDict:
+def load_config(argument: str, read_run: ReadRun | None = None) -> ConfigDict:
     """Returns the config that a value of --config names.
 
     Args:
-      argument: 'FILE' or 'FILE:PRESET,key=value,...'; FILE is a path or the name of a shipped recipe.
+      argument: 'FILE' or 'FILE:PRESET,key=value,...'; FILE is a path or the name of a shipped recipe. 'run:WORKDIR' is
+        the config that a run recorded.
+      read_run: see `parse_flags`.
 
     Raises:
       ConfigError: for a file that cannot be read or returns no config.
     """
     name, _, choice = argument.partition(":")
+    if name == "run" and read_run is not None:
+        return read_run(pathlib.Path(choice).expanduser())
     try:
         module = _load_module(_recipe_or_file(name))
         if not hasattr(module, "get_config"):
@@ -199,7 +208,7 @@ def recipes() -> list[str]:
 
 def config_of_run(workdir: str | pathlib.Path) -> str:
     """Returns the value of --config that names the config recorded by the run in `workdir`."""
-    return f"{_PACKAGE.parent / 'checkpoints' / 'recorded.py'}:{workdir}"
+    return f"run:{workdir}"
 
 
 def _check(flags: Flags) -> None:

@@ -46,7 +46,7 @@ def examine_numerics(given: Sequence[str]) -> None:
     from mixedres import checkpoints, train
 
     if options.workdir is not None:
-        for line in checkpoints.left_to_command_line(options.workdir, options.config):
+        for line in checkpoints.RecordedRun(options.workdir).left_to_command_line(options.config):
             console.say(line)
     plan = train.plan(options.config)
     from mixedres.doctor.examination import examine_network, overrides
@@ -108,6 +108,7 @@ def parse(given: Sequence[str]) -> Options:
 
 
 def _config(options: argparse.Namespace, rest: list[str], workdir: pathlib.Path | None) -> ConfigDict:
+    from mixedres.checkpoints import RecordedRun
     from mixedres.config import config_of_run, parse_flags
 
     if options.config:
@@ -116,7 +117,7 @@ def _config(options: argparse.Namespace, rest: list[str], workdir: pathlib.Path 
         file = config_of_run(workdir)
     else:
         raise ConfigError("--config is missing; try --config=configs/digits.py:fp16, or --workdir=RUN for a run")
-    return parse_flags([f"--config={file}", *rest]).config
+    return parse_flags([f"--config={file}", *rest], RecordedRun.read_portable_config).config
 
 
 def _errors_page(out: pathlib.Path) -> pathlib.Path:

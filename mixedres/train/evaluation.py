@@ -13,7 +13,7 @@ from mixedres._internal.cli import console
 from mixedres._internal.cli.compilation import compilation_cache
 from mixedres._internal.errors import DataError
 from mixedres._internal.types import Batch, CompiledStep, Metrics, Record
-from mixedres.checkpoints import read_data_identity
+from mixedres.checkpoints import RecordedRun
 from mixedres.train import start, steps
 from mixedres.train.distributed import SINGLE, SingleProcess
 from mixedres.train.distributed.opening import compare
@@ -179,7 +179,7 @@ def _weights(plan: Plan, group: SingleProcess) -> tuple[TrainState, str]:
         compare(plan, directory, group)
         begun = start.latest_start(experiment, directory, plan.initial)
     start.print_header(experiment, directory)
-    recorded = None if directory is None else read_data_identity(directory)
+    recorded = None if directory is None else RecordedRun(directory).data()
     if recorded is not None and recorded["fingerprint"] != experiment.data["fingerprint"]:
         console.say("note: these are other images than those of the run; it may have trained on some of them")
     given = f"weights of {plan.config.init_from}"

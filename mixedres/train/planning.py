@@ -21,7 +21,7 @@ from mixedres._internal.cli.command_line import how_to_install
 from mixedres._internal.errors import ConfigError, WeightsError, config_errors
 from mixedres._internal.files import check_weights_exist, expanded, split_checkpoint
 from mixedres._internal.types import Record
-from mixedres.checkpoints import checkpoint_steps, ownership, read_config, workdir
+from mixedres.checkpoints import RecordedRun, RunDirectory, workdir
 from mixedres.config import KEYS, flatten, profile_window, unflatten, validate
 
 if TYPE_CHECKING:
@@ -125,10 +125,10 @@ def plan(
     """
     validate(config)
     if directory is not None:
-        ownership.check_name(directory)
+        RunDirectory(directory).check_name()
     if config.wandb and importlib.util.find_spec("wandb") is None:
         raise ConfigError(f"config.wandb needs the package wandb; {how_to_install('wandb')}, or leave out config.wandb")
-    recorded = None if directory is None or clean or config.model.name != "auto" else read_config(directory)
+    recorded = None if directory is None or clean or config.model.name != "auto" else RecordedRun(directory).config()
     needs_weights = config.init_from is not None and not _continues(directory, clean)
     weights = _existing_weights(config.init_from) if needs_weights else None
     config = _with_batch_size(_with_source(_with_network(config, recorded, weights), source))
@@ -140,8 +140,8 @@ def plan(
         if config.init_from is None or chosen.continues:
             _check_evaluation(flatten(config), directory, identity)
     elif directory is not None and writes:
-        ownership.check_claim(directory, flatten(config), clean=clean, data=identity)
-        if not clean and (finished := workdir.finished(directory, flatten(config))):
+        RunDirectory(directory).check_claim(flatten(config), clean=clean, data=identity)
+        if not clean and (finished := RecordedRun(directory).finished(flatten(config))):
             return dataclasses.replace(chosen, finished=finished)
     # From here on with JAX. The mistakes of these parts are found by making them.
     assert chosen.experiment is not None
@@ -153,7 +153,7 @@ def plan(
 
 
 def _continues(directory: pathlib.Path | None, clean: bool) -> bool:
-    return directory is not None and not clean and bool(checkpoint_steps(directory))
+    return directory is not None and not clean and bool(RecordedRun(directory).steps())
 
 
 def _existing_weights(given: str) -> pathlib.Path:
@@ -192,7 +192,7 @@ def _with_network(config: ConfigDict, recorded: Record | None, weights: pathlib.
 
 def _network_of_weights(path: pathlib.Path) -> Record:
     """Returns the keys of the network of a run or of a file; raises WeightsError if mixedres has no such network."""
-    if recorded := read_config(split_checkpoint(path)[0]):
+    if recorded := RecordedRun(split_checkpoint(path)[0]).config():
         return recorded
     from mixedres.checkpoints import describe_weights, network_name, read_weights  # which import JAX
 
@@ -256,8 +256,8 @@ def _check_evaluation(config: Record, directory: pathlib.Path, identity: Record)
     """Raises ConfigError if the run in `directory` cannot be evaluated with a flat config and data of this identity."""
     keys = {key.path for key in KEYS if key.is_evaluated}
     # If init_from were not compared, the run's checkpoint would be evaluated instead of the weights that it names.
-    workdir.check_same(directory, config, keys | ({"init_from"} if config["init_from"] else set()))
-    workdir.check_data(directory, identity, classes_only=True)
+    RecordedRun(directory).check_same(config, keys | ({"init_from"} if config["init_from"] else set()))
+    RecordedRun(directory).check_data(identity, classes_only=True)
 
 
 def _check_weights(chosen: Plan, *, evaluates: bool) -> None:

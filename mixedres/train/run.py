@@ -29,7 +29,7 @@ from mixedres._internal.files import write_json
 from mixedres._internal.formats import stamped
 from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import Record
-from mixedres.checkpoints import ownership, workdir
+from mixedres.checkpoints import workdir
 from mixedres.train import evaluation, start, step, steps
 from mixedres.train.debug import profiler
 from mixedres.train.debug.monitor import Sampler
@@ -89,7 +89,7 @@ def fit(
         begun = start.find_start(experiment, saved, plan.initial, set_aside=True)
         saved.remove_partial()
         if group.is_primary:
-            ownership.begin(directory, experiment.resolved, experiment.data)
+            checkpoints.RunDirectory(directory).begin(experiment.resolved, experiment.data)
         tracker = stack.enter_context(wandb_writer.tracker(experiment, directory, group))
         host = begun.host or checkpoints.HostState()
         first_step, started = int(begun.state.step), time.perf_counter()

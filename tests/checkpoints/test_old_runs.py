@@ -28,7 +28,7 @@ def run(*arguments, status=0):
 @every_version
 def test_documents_of_old_run_are_read(version):
     folder = old_runs.RUNS / version / "run"
-    config, data = checkpoints.read_config(folder), checkpoints.read_data_identity(folder)
+    config, data = checkpoints.RecordedRun(folder).config(), checkpoints.RecordedRun(folder).data()
     set_keys = {"trainable": "^/head/", "data.eval_fraction": 0.25, "data.preprocessing": "official"}
     assert {key: config[key] for key in set_keys} == set_keys
     assert data["class_names"] == list(old_runs.CLASSES) and data["input"]["crop_pct"] == 0.875
@@ -117,7 +117,7 @@ def test_ignored_key_leaves_a_recorded_config_readable(monkeypatch, tmp_path, ca
     shutil.copytree(FIRST, tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"log_colors": True}))
-    assert checkpoints.read_config(tmp_path / "run") == checkpoints.read_config(FIRST)
+    assert checkpoints.RecordedRun(tmp_path / "run").config() == checkpoints.RecordedRun(FIRST).config()
     run("train", "--config=digits", "--config.log_colors=true", status=2)
     assert capsys.readouterr().err == "mixedres: config key 'log_colors' is retired: lines have no colors\n"
 

@@ -12,16 +12,16 @@ import pytest
 from mixedres._internal import files
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.formats import stamped
-from mixedres.checkpoints import ownership, workdir
+from mixedres.checkpoints import RecordedRun, RunDirectory, workdir
 from tests.train import run_cases
 from tests.train.run_cases import build
 
 
 def own(directory, config, clean=False, data=None):
     """Claims, begins and releases `directory`, as a run that ends after a checkpoint."""
-    with ownership.claim(directory, config, clean=clean, data=data):
-        if workdir.finished(directory, config) is None:
-            ownership.begin(directory, config, data)
+    with RunDirectory(directory).claim(config, clean=clean, data=data):
+        if RecordedRun(directory).finished(config) is None:
+            RunDirectory(directory).begin(config, data)
             (directory / workdir.CHECKPOINTS / "2").mkdir(exist_ok=True)
 
 
@@ -69,7 +69,7 @@ def test_foreign_config_json_is_one_line(tmp_path, text):
     with pytest.raises(ConfigError, match="no run of mixedres"):
         claim(tmp_path)
     with pytest.raises(ConfigError, match="no run of mixedres"):
-        workdir.check_same(tmp_path, {})
+        RecordedRun(tmp_path).check_same({})
 
 
 def test_keys_without_effect_on_numbers_may_change(tmp_path):
@@ -106,7 +106,7 @@ def test_start_refused_after_the_claim_changes_nothing(tmp_path):
     kept = [tmp_path / name for name in (workdir.CONFIG, workdir.SUMMARY)]
     before = [path.read_bytes() for path in kept]
     longer = build(run_cases.tiny(steps=9)).resolved
-    ownership.claim(tmp_path, longer, clean=False).close()  # and no checkpoint is whole
+    RunDirectory(tmp_path).claim(longer, clean=False).close()  # and no checkpoint is whole
     assert [path.read_bytes() for path in kept] == before
 
 
@@ -118,7 +118,7 @@ def test_changed_config_and_a_grown_batch_are_listed(tmp_path):
     own(tmp_path / "run", build(config).resolved)
     config.num_devices, config.seed = 4, 1
     with pytest.raises(ConfigError, match="batch_size: 8 there, 16 now; seed: 0 there, 1 now"):
-        ownership.claim(tmp_path / "run", build(config).resolved, clean=False)
+        RunDirectory(tmp_path / "run").claim(build(config).resolved, clean=False)
 
 
 def test_clean_removes_only_files_of_a_run(tmp_path):
@@ -156,10 +156,10 @@ def test_checkpoints_path_that_is_a_file_is_refused(tmp_path):
 
 def test_directory_has_one_owner_until_its_process_ends(tmp_path):
     code = (
-        "import pathlib, sys; from mixedres.checkpoints import ownership\n"
+        "import pathlib, sys; from mixedres.checkpoints import RunDirectory\n"
         "config = {'precision.name': 'a', 'optimizer.decay_mask': 'b'}\n"
-        f"path = pathlib.Path({str(tmp_path)!r}); lock = ownership.claim(path, config, clean=False); "
-        "ownership.begin(path, config); "
+        f"path = pathlib.Path({str(tmp_path)!r}); lock = RunDirectory(path).claim(config, clean=False); "
+        "RunDirectory(path).begin(config); "
         "print('mine', flush=True); sys.stdin.read()"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -206,11 +206,11 @@ def test_changed_data_are_refused(tmp_path, changed, words, matters_to_evaluatio
     own(tmp_path, config, data=DATA)
     own(tmp_path, config | {"data.dir": "/elsewhere"}, data=DATA)
     with pytest.raises(ConfigError, match=f"holds a run on other data .*{words}.*--clean"):
-        ownership.claim(tmp_path, config, data=DATA | changed, clean=False)
+        RunDirectory(tmp_path).claim(config, data=DATA | changed, clean=False)
     assert json.loads((tmp_path / workdir.DATA).read_text()) == stamped(DATA)
     refused = pytest.raises(ConfigError, match=words) if matters_to_evaluation else contextlib.nullcontext()
     with refused:
-        workdir.check_data(tmp_path, DATA | changed, classes_only=True)
+        RecordedRun(tmp_path).check_data(DATA | changed, classes_only=True)
     own(tmp_path, config, data=DATA | changed, clean=True)
     assert json.loads((tmp_path / workdir.DATA).read_text()) == stamped(DATA | changed)
 

@@ -10,7 +10,7 @@ from mixedres import checkpoints, precision
 from mixedres import config as base
 from mixedres._internal import names
 from mixedres._internal.errors import ConfigError, config_errors
-from mixedres.checkpoints import recorded
+from mixedres.checkpoints import workdir
 from mixedres.config import parse_flags
 from mixedres.config.keys import FREE, KEYS, duration_in_steps
 from tests import GOLDEN, ROOT
@@ -118,19 +118,22 @@ def test_shipped_recipe_is_found_by_name(given, tmp_path, monkeypatch):
     assert values.default_workdir == "runs/digits-fp16"
 
 
+read_run = checkpoints.RecordedRun.read_portable_config
+
+
 def test_evaluation_takes_the_config_of_the_run(tmp_path):
     trained = parse_flags(["--config=digits:fp16,model=cifar_resnet8"]).config
-    (tmp_path / recorded.CONFIG).write_text(json.dumps(base.flatten(trained)))
+    (tmp_path / workdir.CONFIG).write_text(json.dumps(base.flatten(trained)))
     argv = ["--mode=eval", f"--workdir={tmp_path}", "--config.seed=7"]
-    values = parse_flags(argv)
+    values = parse_flags(argv, read_run)
     defaults = {key.path: key.default for key in KEYS if not key.is_portable}
     assert base.flatten(values.config) == base.flatten(trained) | defaults | {"seed": 7}
     assert values.workdir == str(tmp_path)
     with pytest.raises(ConfigError, match="holds no run whose config can be read"):
-        parse_flags(["--mode=eval", "--workdir", str(tmp_path / "none")])
-    (tmp_path / recorded.CONFIG).write_text("{")
+        parse_flags(["--mode=eval", "--workdir", str(tmp_path / "none")], read_run)
+    (tmp_path / workdir.CONFIG).write_text("{")
     with pytest.raises(ConfigError, match="holds no run whose config can be read"):
-        parse_flags(argv)
+        parse_flags(argv, read_run)
     with pytest.raises(ConfigError, match="--config is missing"):
         parse_flags([f"--workdir={tmp_path}"])
 
@@ -145,14 +148,14 @@ def test_recorded_config_sets_nothing_on_this_machine(tmp_path):
     portable = {key.path for key in KEYS if key.resume == FREE} - given.keys()
     assert portable == {"num_devices", "model.fused", "data.on_error", "max_consecutive_skips"}
     trained = base.flatten(parse_flags(["--config=digits:fp16"]).config)
-    (tmp_path / recorded.CONFIG).write_text(json.dumps(trained | given | {"model.fused": "false"}))
-    config = parse_flags(["--mode=eval", f"--workdir={tmp_path}"]).config
+    (tmp_path / workdir.CONFIG).write_text(json.dumps(trained | given | {"model.fused": "false"}))
+    config = parse_flags(["--mode=eval", f"--workdir={tmp_path}"], read_run).config
     defaults = base.flatten(base.defaults())
     assert base.flatten(config) == trained | {path: defaults[path] for path in given} | {"model.fused": "false"}
-    (note,) = checkpoints.left_to_command_line(tmp_path, config)
+    (note,) = checkpoints.RecordedRun(tmp_path).left_to_command_line(config)
     assert "--config.data.dir='/d" in note and "compilation_cache" not in note
     config.data.dir, config.data.threads, config.data.max_pixels = "/mine", 1, 1
-    assert checkpoints.left_to_command_line(tmp_path, config) == []
+    assert checkpoints.RecordedRun(tmp_path).left_to_command_line(config) == []
 
 
 def test_file_without_a_config_is_named(tmp_path, monkeypatch):

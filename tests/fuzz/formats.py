@@ -19,7 +19,7 @@ from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, DataError, NonFiniteError, config_errors
 from mixedres._internal.files import checksums_hold
 from mixedres._internal.formats import without_stamp
-from mixedres.checkpoints import load, ownership, recorded, workdir
+from mixedres.checkpoints import RecordedRun, RunDirectory, load, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.data.datasets.folder import ImageFolder
 from mixedres.data.images import chunks, crops, preprocessing
@@ -153,8 +153,8 @@ def targets(corpus):
         console.say(start.load_weights(path, shapes, experiment.model, experiment.source.input_spec).note)
 
     def resume(place):
-        with ownership.claim(place, known, clean=False, data=of_data):
-            workdir.finished(place, known)
+        with RunDirectory(place).claim(known, clean=False, data=of_data):
+            RecordedRun(place).finished(known)
 
     def restore(place):
         """Reads a checkpoint with right checksums as resuming and as `mixedres.predict` does."""
@@ -170,7 +170,7 @@ def targets(corpus):
         gc.collect()
 
     def begin(place):
-        found = recorded.get_config(str(place))
+        found = RecordedRun.read_portable_config(place)
         found.data.dir = str(corpus / "images")
         build(found)
 
@@ -182,7 +182,7 @@ def targets(corpus):
         "array_record": [read_records],
         "cifar": [read_cifar],
         "metrics": [write_metrics],
-        "data": [resume, lambda place: workdir.check_data(place, of_data, classes_only=True), classify],
+        "data": [resume, lambda place: RecordedRun(place).check_data(of_data, classes_only=True), classify],
         "config": [resume, begin],
         "checkpoint": [restore, end],
         "workdir": [lambda place: _command(place, corpus / "images")],

@@ -11,7 +11,7 @@ import pytest
 from mixedres import main
 from mixedres._internal.cli import command_line, compilation
 from mixedres._internal.errors import ConfigError, TrainingError
-from mixedres.checkpoints import load, ownership, recorded, workdir
+from mixedres.checkpoints import RunDirectory, load, workdir
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.writers import MetricWriter
 from tests.hostile.commands import assert_one_line, run_here
@@ -79,7 +79,7 @@ def test_clean_removes_only_files_of_runs(place):
     kept = [directory / workdir.CHECKPOINTS / name for name in ("2026-best-of-march", "6-copy", "damaged-by-me")]
     for path in kept:
         path.mkdir()
-    ownership.claim(directory, build(run_cases.tiny("fp16")).resolved, clean=True).close()
+    RunDirectory(directory).claim(build(run_cases.tiny("fp16")).resolved, clean=True).close()
     assert sorted(path.name for path in directory.iterdir()) == [workdir.LOCK, workdir.CHECKPOINTS, "thesis.zip.part"]
     assert sorted((directory / workdir.CHECKPOINTS).iterdir()) == sorted(kept)
 
@@ -94,13 +94,13 @@ def test_clean_follows_no_links(place):
         (directory / name).symlink_to(elsewhere)
         before = sorted(directory.rglob("*"))
         with pytest.raises(ConfigError, match="is a link, which is not followed, so nothing was removed"):
-            ownership.claim(directory, config, clean=True)
+            RunDirectory(directory).claim(config, clean=True)
         assert sorted(directory.rglob("*")) == before and (elsewhere / "7").is_dir()
         shutil.rmtree(directory), shutil.rmtree(elsewhere)
     directory = copy(place)
     (directory / workdir.CHECKPOINTS / "7").write_text("a file")
     with pytest.raises(ConfigError, match="7 is no directory of a run"):
-        ownership.claim(directory, config, clean=True)
+        RunDirectory(directory).claim(config, clean=True)
 
 
 def test_links_in_place_of_files_are_not_followed(place):
@@ -111,8 +111,8 @@ def test_links_in_place_of_files_are_not_followed(place):
         directory.mkdir()
         mine.write_text("thesis")
         (directory / name).symlink_to(mine)
-        with contextlib.suppress(ConfigError, OSError), ownership.claim(directory, config, clean=False):
-            ownership.begin(directory, config, {"class_names": []})
+        with contextlib.suppress(ConfigError, OSError), RunDirectory(directory).claim(config, clean=False):
+            RunDirectory(directory).begin(config, {"class_names": []})
         with contextlib.suppress(OSError), contextlib.closing(MetricWriter(directory / workdir.METRICS, 0)) as writer:
             writer.write(1, "train", {"loss": 1.0})
         assert mine.read_text() == "thesis", name
@@ -120,16 +120,16 @@ def test_links_in_place_of_files_are_not_followed(place):
 
 def test_run_without_a_checkpoint_gives_way_to_another(place):
     config = build(run_cases.tiny("fp16")).resolved
-    with ownership.claim(place, config | {"batch_size": 400000}, clean=False):
-        ownership.begin(place, config | {"batch_size": 400000})
+    with RunDirectory(place).claim(config | {"batch_size": 400000}, clean=False):
+        RunDirectory(place).begin(config | {"batch_size": 400000})
     (place / workdir.METRICS).write_text('{"step": 1, "kind": "train"}\n')
-    with ownership.claim(place, config, clean=False):
-        ownership.begin(place, config)
+    with RunDirectory(place).claim(config, clean=False):
+        RunDirectory(place).begin(config)
     assert json.loads((place / workdir.CONFIG).read_text())["batch_size"] == config["batch_size"]
     assert not (place / workdir.METRICS).exists()
     (place / workdir.CHECKPOINTS / "2").mkdir()
     with pytest.raises(ConfigError, match="holds a run with a different config"):
-        ownership.claim(place, config | {"batch_size": 8}, clean=False)
+        RunDirectory(place).claim(config | {"batch_size": 8}, clean=False)
 
 
 def test_exhausted_memory_is_one_line(place):
@@ -197,7 +197,7 @@ def test_workdirs_that_can_hold_no_checkpoint_are_refused(place):
     config = build(run_cases.tiny("fp16")).resolved
     for name, words in ((os.fsdecode(b"\xff\xfe"), "is not UTF-8"), ("x" * 300, "File name too long")):
         with pytest.raises(ConfigError, match=words):
-            ownership.claim(place / name, config, clean=False)
+            RunDirectory(place / name).claim(config, clean=False)
     assert list(place.iterdir()) == []
 
 
@@ -242,7 +242,7 @@ def test_config_json_is_restored_from_the_checkpoint(place):
     directory = copy(place)
     kept = json.loads((directory / workdir.CONFIG).read_text())
     (directory / workdir.CONFIG).write_text('{"prec')
-    assert load.read_weights(directory).run == recorded.portable(kept)
+    assert load.read_weights(directory).run == workdir.portable(kept)
     go_on(directory)
     assert json.loads((directory / workdir.CONFIG).read_text()) == kept
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from mixedres import data
 from mixedres._internal.errors import Stopped
-from mixedres.checkpoints import workdir
+from mixedres.checkpoints import RecordedRun, workdir
 from mixedres.data.images import decoding
 from mixedres.data.sources import Synthetic
 from mixedres.predict import __main__ as predict
@@ -69,7 +69,7 @@ def test_signal_while_no_batch_comes_ends_the_run(place):
         run_cases.fit(run_cases.tiny("fp16", checkpoint_every=0, eval_every=0), place / "run")
     hanging.set()
     assert caught.value.status == 143 and "the checkpoint of step 3 is saved" in str(caught.value)
-    assert workdir.contents(place / "run")["checkpoints"] == [3]
+    assert RecordedRun(place / "run").contents()["checkpoints"] == [3]
 
 
 def test_image_with_too_many_pixels_is_refused(place):
@@ -189,5 +189,5 @@ def test_closed_terminal_saves_and_ends_the_run(place):
         wait_for(place, '"kind": "train"', process, f"run/{workdir.METRICS}")
         os.kill(process.pid, signal.SIGHUP)
         assert process.wait(60) == 129
-        assert "SIGHUP" in (place / "log").read_text() and workdir.contents(place / "run")["checkpoints"]
+        assert "SIGHUP" in (place / "log").read_text() and RecordedRun(place / "run").contents()["checkpoints"]
         assert_gone(process.pid, place)

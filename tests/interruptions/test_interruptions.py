@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 
-from mixedres.checkpoints import workdir
+from mixedres.checkpoints import RecordedRun
 from tests.interruptions import runs
 
 # With processes that decode an evaluation takes seconds, because it starts some of its own.
@@ -76,7 +76,7 @@ def test_signals_of_slurm_save_and_stop(numbers, place, options, evaluated_twice
     runs.PLACES[place](run, tmp_path / "run")
     status = run.end_as_slurm_does(numbers)
     said, asked = "".join(run.lines), [number for number in numbers if number != signal.SIGCONT]
-    checkpoints = workdir.contents(tmp_path / "run")["checkpoints"]
+    checkpoints = RecordedRun(tmp_path / "run").contents()["checkpoints"]
     if place == "end":
         assert status in (0, *(128 + number for number in asked), *(-number for number in asked)), run.lines
     elif place in ("start", "compilation"):

@@ -289,7 +289,7 @@ def test_arrays_and_files_have_the_same_predictions(place, tmp_path, capsys):
 
 def test_named_checkpoint_is_evaluated_by_the_command(place, capsys):
     """The page of errors is the named checkpoint's."""
-    steps = checkpoints.checkpoint_steps(place / "run")
+    steps = checkpoints.RecordedRun(place / "run").steps()
     command = ["mixedres", "--mode=eval", f"--config.data.dir={place / 'images'}"]
     assert main.main([*command, f"--workdir={place / 'run'}@{steps[0]}"]) == 0
     assert f"weights of {place / 'run'}@{steps[0]}: test top-1" in capsys.readouterr().out

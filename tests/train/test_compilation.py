@@ -14,7 +14,7 @@ from mixedres._internal import coordination
 from mixedres._internal.cli import compilation
 from mixedres._internal.cli.compilation import CompilationCounter
 from mixedres._internal.errors import ConfigError
-from mixedres.checkpoints import workdir
+from mixedres.checkpoints import RecordedRun
 from tests import ROOT
 from tests.train import run_cases
 
@@ -172,4 +172,4 @@ def test_processes_follow_the_decision_of_process_0(tmp_path, monkeypatch):
 def test_run_may_go_on_with_another_cache(tmp_path):
     one, other = (run_cases.tiny(steps=2, eval_every=0, compilation_cache=name) for name in ("none", "auto"))
     run_cases.fit(one, tmp_path / "run")
-    assert run_cases.fit(other, tmp_path / "run") == workdir.read_summary(tmp_path / "run")
+    assert run_cases.fit(other, tmp_path / "run") == RecordedRun(tmp_path / "run").summary()

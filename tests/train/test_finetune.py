@@ -63,25 +63,25 @@ def test_head_of_another_size_is_new_and_noted(backbone, tmp_path, capsys):
     assert "the head is new: 4 classes instead of 10" in capsys.readouterr().out
     assert tensors(directory)["params/head/bias"].shape == (4,)
     # A run that goes on needs the weights no more, and says nothing of them.
-    summary = workdir.read_summary(directory)
+    summary = checkpoints.RecordedRun(directory).summary()
     (directory / workdir.SUMMARY).unlink()
     run_cases.fit(tiny("fp16", init_from=backbone, data__num_classes=4), directory)
     assert "weights:" not in capsys.readouterr().out
-    assert workdir.read_summary(directory)["fingerprint"] == summary["fingerprint"]
+    assert checkpoints.RecordedRun(directory).summary()["fingerprint"] == summary["fingerprint"]
 
 
 def test_kill_in_the_first_checkpoint_restarts_from_the_weights(backbone, tmp_path, capsys):
     directory = tmp_path / "run"
     config = tiny("fp16", init_from=backbone)
     run_cases.fit(config, directory)
-    first = workdir.read_summary(directory)["fingerprint"]
+    first = checkpoints.RecordedRun(directory).summary()["fingerprint"]
     (directory / workdir.SUMMARY).unlink()
     shutil.rmtree(directory / workdir.CHECKPOINTS)
     (directory / workdir.CHECKPOINTS / "2.orbax-checkpoint-tmp").mkdir(parents=True)
     capsys.readouterr()
     run_cases.fit(config, directory)
     assert f"weights: {backbone}" in capsys.readouterr().out
-    assert workdir.read_summary(directory)["fingerprint"] == first
+    assert checkpoints.RecordedRun(directory).summary()["fingerprint"] == first
 
 
 def test_weights_of_version_1_are_refused_for_1_5(tmp_path):
@@ -151,5 +151,5 @@ def test_head_of_a_run_on_digits_learns_on(tmp_path, capsys):
     assert main.main(["mixedres", config, *short, *alone, f"--workdir={second}"]) == 0
     assert f"weights: {first} (cifar_resnet8 of 10 classes" in capsys.readouterr().out
     check_head_alone_changed(tensors(first), tensors(second))
-    losses = [workdir.read_summary(path)["eval"]["loss"] for path in (first, second)]
+    losses = [checkpoints.RecordedRun(path).summary()["eval"]["loss"] for path in (first, second)]
     assert losses[1] < losses[0]

@@ -15,7 +15,7 @@ from mixedres import models
 from mixedres._internal.cli.compilation import CompilationCounter
 from mixedres._internal.errors import ConfigError, NonFiniteError, TrainingError
 from mixedres._internal.formats import stamped
-from mixedres.checkpoints import ownership, workdir
+from mixedres.checkpoints import RunDirectory, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.data import Synthetic
 from mixedres.models.factory import create
@@ -164,7 +164,7 @@ def test_run_that_only_skips_saves_the_failed_step(tmp_path, monkeypatch):
     batch = next(iter(build(config).source.train_batches(16, seed=0)))
     np.testing.assert_array_equal(saved.batch["image"], batch["image"])  # synthetic data repeat one batch
     (tmp_path / "run" / "checkpoints").mkdir(exist_ok=True)
-    ownership.claim(tmp_path / "run", build(config).resolved, clean=True).close()
+    RunDirectory(tmp_path / "run").claim(build(config).resolved, clean=True).close()
     assert not (tmp_path / "run" / nonfinite.DIRECTORY).exists()
 
 

@@ -9,7 +9,7 @@ from mixedres._internal import coordination, environment
 from mixedres._internal.cli.compilation import compilation_cache
 from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import Record
-from mixedres.checkpoints import Claim, ownership, workdir
+from mixedres.checkpoints import Claim, RunDirectory
 from mixedres.train.distributed import SingleProcess
 from mixedres.train.planning import Plan
 
@@ -27,7 +27,7 @@ def compare(plan: Plan, directory: pathlib.Path, group: SingleProcess) -> None:
     coordination.assert_equal("config", plan.experiment.resolved | settings)
     names = ("train_examples", "eval_examples", "fingerprint", "sizes")
     coordination.assert_equal("data", {name: plan.experiment.data.get(name) for name in names})
-    coordination.assert_equal("workdir", workdir.contents(directory))
+    coordination.assert_equal("workdir", RunDirectory(directory).contents())
     weights = plan.initial and fingerprint(plan.initial.variables)
     coordination.assert_equal("weights", {"fingerprint": weights})
 
@@ -46,7 +46,7 @@ def open_run(plan: Plan, directory: pathlib.Path, group: SingleProcess) -> Itera
     cache = compilation_cache(plan.config.compilation_cache)
     with cache, _claim(plan, directory, group) as claimed:
         # Only process 0 reads: on a shared file system the others may see an older directory.
-        finished = workdir.finished(directory, plan.experiment.resolved) if group.is_primary else None
+        finished = RunDirectory(directory).finished(plan.experiment.resolved) if group.is_primary else None
         yield coordination.broadcast("finished", finished), claimed
 
 
@@ -57,10 +57,10 @@ def _claim(
     lock: contextlib.AbstractContextManager[Claim | None] = contextlib.nullcontext()
     if group.is_primary:
         experiment = plan.experiment
-        lock = ownership.claim(directory, experiment.resolved, data=experiment.data, clean=plan.clean)
+        lock = RunDirectory(directory).claim(experiment.resolved, data=experiment.data, clean=plan.clean)
     coordination.barrier("claimed")
     deadline = time.monotonic() + SHARED_WITHIN
-    while not workdir.contents(directory)["claimed"] and time.monotonic() < deadline:
+    while not RunDirectory(directory).contents()["claimed"] and time.monotonic() < deadline:
         time.sleep(0.1)
-    coordination.assert_equal("workdir, which all must share", workdir.contents(directory))
+    coordination.assert_equal("workdir, which all must share", RunDirectory(directory).contents())
     return lock

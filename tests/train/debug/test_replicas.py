@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mixedres._internal.errors import TrainingError
-from mixedres.checkpoints import workdir
+from mixedres.checkpoints import RecordedRun
 from mixedres.train.debug import replicas
 from mixedres.train.distributed import SINGLE
 from tests.train import run_cases
@@ -66,4 +66,4 @@ def test_run_with_a_changed_copy_ends_before_the_checkpoint(tmp_path, monkeypatc
     monkeypatch.setattr(replicas, "check_copies", changed)
     with pytest.raises(TrainingError, match=r"not the same in .* after step 4.* the checkpoint of step 2 stands"):
         run_cases.fit(run_cases.tiny(), tmp_path)
-    assert workdir.contents(tmp_path)["checkpoints"] == [2]
+    assert RecordedRun(tmp_path).contents()["checkpoints"] == [2]
