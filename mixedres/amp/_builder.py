@@ -11,13 +11,15 @@ import numpy as np
 from jax.extend.core import Literal
 
 from mixedres._internal import jax_compat
+from mixedres._internal.jaxprs import control_flow
+from mixedres._internal.jaxprs.control_flow import STRUCTURE
 from mixedres._internal.tree import HALF, is_inexact
 from mixedres._internal.types import Aval, Equation, Jaxpr
 from mixedres.amp._coloring import color
 from mixedres.amp._evaluation.custom_vjp import differentiated, variable
 from mixedres.amp._graph import Graph, Node, Path, Scope, Value, folded, known, unfit
 from mixedres.amp._keep import Keep
-from mixedres.amp._rules import DENY_SUMS, STRUCTURE, Lists
+from mixedres.amp._rules import DENY_SUMS, Lists
 from mixedres.amp._widen import widen
 
 
@@ -54,21 +56,10 @@ class _Builder:
         scope = scope.at(eqn)
         if name in STRUCTURE:
             self.calls[path] = eqn
-        if name in jax_compat.SIMPLE_CALLS:
-            body = jax_compat.body(eqn)
-            label = f"{name}({eqn.params['name']})" if "name" in eqn.params else name
-            return self.jaxpr(body, (*path, 0), scope.inside(label), ins)
-        if name == "scan":
-            return self.scan(eqn, path, scope, ins)
-        if name == "while":
-            return self.while_loop(eqn, path, scope, ins)
-        if (branch := jax_compat.platform_branch(eqn, self.platform)) is not None:
-            label = f"platform_dependent({self.platform or 'default'})"
-            return self.jaxpr(branch, (*path, 0), scope.inside(label), ins[1:])
-        if name == "cond" and eqn.params.get("branches_platforms") is None:
-            return self.cond(eqn, path, scope, ins)
         if name in ("custom_jvp_call", "custom_vjp_call"):
             return self.custom_rule(eqn, path, scope, ins)
+        if found := control_flow.bodies(eqn, self.platform):
+            return self.call(eqn, found, path, scope, ins)
         return self.leaf(eqn, path, scope, ins, self.lists.category(name), name in DENY_SUMS)
 
     def leaf(
@@ -95,41 +86,28 @@ class _Builder:
     def merge(self, path: Path, scope: Scope, ins: list[Value], aval: Aval) -> Node:
         return self.add(Node(path, None, "merge", scope, list(ins), [Value(aval)]))
 
-    def carries(self, path: Path, scope: Scope, initial: list[Value]) -> list[Node]:
-        """Returns a merge for each carry of a loop, with the initial value as operand; `close` adds the next value."""
-        return [self.merge((*path, -1, i), scope, [value], value.aval) for i, value in enumerate(initial)]
+    def call(
+        self, eqn: Equation, found: list[control_flow.Body], path: Path, scope: Scope, ins: list[Value]
+    ) -> list[Value]:
+        """Adds the bodies of an equation.
 
-    def close(self, merges: list[Node], following: list[Value]) -> list[Value]:
-        for node, value in zip(merges, following, strict=True):
+        A carry of a loop is a merge of its first and its next value, a result of a cond a merge of one for each branch.
+        """
+        initial = ins[found[-1].carry]
+        state = [self.merge((*path, -1, i), scope, [value], value.aval) for i, value in enumerate(initial)]
+        carry = [node.outs[0] for node in state]
+        results = [
+            self.jaxpr(body.jaxpr, (*path, i), scope.inside(body.label), [*ins[body.consts], *carry, *ins[body.slices]])
+            for i, body in enumerate(found)
+        ]
+        for node, value in zip(state, results[-1], strict=False):
             node.ins.append(value)
             value.consumers.append(node)
-        return [node.outs[0] for node in merges]
-
-    def scan(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
-        num_consts, num_carry = jax_compat.scan_arity(eqn.params)
-        state = self.carries(path, scope, ins[num_consts : num_consts + num_carry])
-        slices = ins[num_consts + num_carry :]
-        args = [*ins[:num_consts], *(node.outs[0] for node in state), *slices]
-        results = self.jaxpr(eqn.params["jaxpr"], (*path, 0), scope.inside("scan"), args)
-        return [*self.close(state, results[:num_carry]), *results[num_carry:]]
-
-    def while_loop(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
-        cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        state = self.carries(path, scope, ins[cond_consts + body_consts :])
-        values = [node.outs[0] for node in state]
-        self.jaxpr(eqn.params["cond_jaxpr"], (*path, 0), scope.inside("while test"), [*ins[:cond_consts], *values])
-        consts = ins[cond_consts : cond_consts + body_consts]
-        results = self.jaxpr(eqn.params["body_jaxpr"], (*path, 1), scope.inside("while"), [*consts, *values])
-        return self.close(state, results)
-
-    def cond(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
-        branches = [
-            self.jaxpr(branch, (*path, i), scope.inside(f"cond branch {i}"), ins[1:])
-            for i, branch in enumerate(eqn.params["branches"])
-        ]
+        if eqn.primitive.name != "cond" or len(found) == 1:
+            return [*carry, *results[-1][len(carry) :]]
         return [
-            self.merge((*path, -1, i), scope, list(results), eqn.outvars[i].aval).outs[0]
-            for i, results in enumerate(zip(*branches, strict=True))
+            self.merge((*path, -1, i), scope, list(values), eqn.outvars[i].aval).outs[0]
+            for i, values in enumerate(zip(*results, strict=True))
         ]
 
     def custom_rule(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
@@ -216,14 +194,12 @@ def _categories(jaxpr: Jaxpr, lists: Lists, dtype: np.dtype, platform: str | Non
         atoms = [*eqn.invars, *eqn.outvars]
         if not any(getattr(atom.aval, "dtype", None) in (jnp.float32, *HALF) for atom in atoms):
             continue
-        branch = jax_compat.platform_branch(eqn, platform)
-        body = jax_compat.body(eqn) if branch is None else branch
-        if branch is not None or name in jax_compat.SIMPLE_CALLS | {"custom_jvp_call", "custom_vjp_call"}:
-            inner = list(_categories(body, lists, dtype, platform))
-        elif name in ("scan", "while", "cond"):
-            bodies = [value for key in ("jaxpr", "cond_jaxpr", "body_jaxpr") if (value := eqn.params.get(key))]
-            nested = [list(_categories(b, lists, dtype, platform)) for b in (*bodies, *eqn.params.get("branches", ()))]
-            inner = [("unlisted", False), *(item for items in nested for item in items if item[0] == "allow")]
+        bodies = control_flow.bodies(eqn, platform)
+        nested = [item for body in bodies for item in _categories(body.jaxpr, lists, dtype, platform)]
+        if control_flow.called(eqn, platform):
+            inner = nested
+        elif bodies:
+            inner = [("unlisted", False), *(item for item in nested if item[0] == "allow")]
         else:
             outside = any(isinstance(a, Literal) and unfit(np.asarray(a.val), dtype) for a in eqn.invars)
             inner = [("deny", True)] if outside else [(lists.category(name), name in DENY_SUMS)]

@@ -20,7 +20,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend.core import Primitive, primitives
 
-from mixedres._internal import jax_compat
+from mixedres._internal.jaxprs.control_flow import STRUCTURE
 from mixedres._internal.names import LEVELS
 from mixedres._internal.types import DType
 
@@ -77,8 +77,6 @@ COPIES = _names("gather broadcast_in_dim broadcast_to")
 DEVICE_COPIES = _names("pvary pcast pbroadcast")
 GATHERS = _names("all_gather all_gather_invariant")
 
-# Calls: their bodies are colored, not the calls. The simple calls evaluate one body on their operands.
-STRUCTURE = jax_compat.SIMPLE_CALLS | _names("scan while cond custom_jvp_call custom_vjp_call")
 # Primitives outside `jax.extend.core.primitives` that are unlisted on purpose: their effect on a value is unknown, or
 # they use its bits.
 UNLISTED = _names("""

@@ -1,7 +1,7 @@
 """Evaluation of calls that contain half nodes (jit, remat, shard_map, scan, while, cond) by JAX's public functions.
 
 The arguments of a body have the dtypes in which they were computed, so that half values are saved for the backward pass
-in half. Loop state and the results of cond are float32. `evaluate` is `Evaluator.body`.
+in half. Loop state and the results of cond are float32.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,8 @@ from jax import lax
 from jax.sharding import Sharding
 
 from mixedres._internal import jax_compat
-from mixedres._internal.types import Array, Equation, Jaxpr, PyTree
+from mixedres._internal.jaxprs import control_flow
+from mixedres._internal.types import Array, Equation
 from mixedres.amp._evaluation.values import Cell, as_computed, as_float32, cells
 from mixedres.amp._graph import Path
 
@@ -58,93 +59,38 @@ def _remat(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array])
     return cells(eqn.outvars, checkpointed(*arrays))
 
 
-def _shard_map(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
-    body, _ = jax_compat.opened(eqn.params["jaxpr"])
+def _with_bodies(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
+    """Evaluates a shard_map, a loop or a cond."""
+    name, found = eqn.primitive.name, control_flow.bodies(eqn, None)
+    operands = [as_computed(arg) for arg in args]
+    # The constants of a scan are cast inside the loop: their gradients are summed over the steps, in float32.
+    for part in (found[-1].carry, *[found[0].consts] * (name == "scan")):
+        operands[part] = [as_float32(arg) for arg in args[part]]
 
-    def function(*arrays: Array) -> tuple[Any, ...]:
-        return tuple(as_computed(r) for r in evaluate(body, (*path, 0), cells(body.invars, arrays)))
+    def function(number: int, body: control_flow.Body) -> Callable[..., list[Any]]:
+        variables = jax_compat.opened(body.jaxpr)[0].invars
+        start, state = len(args[body.consts]), len(args[body.carry])
 
-    mapped = jax_compat.shard_map_like(eqn, function)
-    return cells(eqn.outvars, mapped(*(as_computed(arg) for arg in args)))
+        def run(*arrays: Array) -> list[Any]:
+            values = cells(variables, arrays)
+            for value in values[start : start + state]:
+                if isinstance(value, Cell) and name == "scan":
+                    value.shared = True  # the compiler merges equal casts, but not what a loop saves of them
+            results = evaluate(body.jaxpr, (*path, number), values)
+            kept = {"scan": state, "shard_map": 0}.get(name, len(results))
+            return [as_float32(r) if i < kept else as_computed(r) for i, r in enumerate(results)]
 
+        return run
 
-def _scan(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
-    params = eqn.params
-    num_consts, num_carry = jax_compat.scan_arity(params)
-    body, _ = jax_compat.opened(params["jaxpr"])
-    # Constants are cast inside the loop: their gradients are summed over the steps, in float32.
-    consts = [as_float32(arg) for arg in args[:num_consts]]
-    init = tuple(as_float32(arg) for arg in args[num_consts : num_consts + num_carry])
-    xs = tuple(as_computed(arg) for arg in args[num_consts + num_carry :])
-
-    def step(carry: Array, slices: Array) -> Any:
-        args = cells(body.invars, [*consts, *carry, *slices])
-        for arg in args[num_consts : num_consts + num_carry]:
-            if isinstance(arg, Cell):
-                arg.shared = True  # the compiler merges equal casts, but not what a loop saves of them
-        results = evaluate(params["jaxpr"], (*path, 0), args)
-        return tuple(as_float32(r) for r in results[:num_carry]), tuple(as_computed(r) for r in results[num_carry:])
-
-    carry, ys = lax.scan(step, init, xs, params["length"], reverse=params["reverse"], unroll=params["unroll"])
-    return cells(eqn.outvars, [*carry, *ys])
+    functions = [function(number, body) for number, body in enumerate(found)]
+    unroll = eqn.params["unroll"] if name == "scan" else 1
+    return cells(eqn.outvars, control_flow.call(eqn, found, functions, operands, unroll=unroll))
 
 
-def _while(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
-    params = eqn.params
-    cut = params["cond_nconsts"]
-    start = cut + params["body_nconsts"]
-    test, _ = jax_compat.opened(params["cond_jaxpr"])
-    body, _ = jax_compat.opened(params["body_jaxpr"])
-    consts = [as_computed(arg) for arg in args[:start]]
-
-    def proceeds(state: PyTree) -> Any:
-        (result,) = evaluate(params["cond_jaxpr"], (*path, 0), cells(test.invars, [*consts[:cut], *state]))
-        return result
-
-    def step(state: PyTree) -> Any:
-        results = evaluate(params["body_jaxpr"], (*path, 1), cells(body.invars, [*consts[cut:], *state]))
-        return tuple(as_float32(r) for r in results)
-
-    def masked_step(state: PyTree) -> Any:
-        # vmap batched the predicate: an example whose predicate is false keeps its state.
-        runs = proceeds(state)
-
-        def select(new: Array, old: Array) -> Any:
-            return lax.select(lax.broadcast_in_dim(runs, new.shape, range(runs.ndim)), new, old)
-
-        return jax.tree.map(select, step(state), state)
-
-    init = tuple(as_float32(arg) for arg in args[start:])
-    if test.outvars[0].aval.shape:
-        return cells(eqn.outvars, lax.while_loop(lambda state: proceeds(state).any(), masked_step, init))
-    return cells(eqn.outvars, lax.while_loop(proceeds, step, init))
-
-
-def _cond(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
-    def branch(number: int, jaxpr: Jaxpr) -> Callable[..., Any]:
-        body, _ = jax_compat.opened(jaxpr)
-
-        def function(*arrays: Array) -> tuple[Any, ...]:
-            return tuple(as_float32(r) for r in evaluate(jaxpr, (*path, number), cells(body.invars, arrays)))
-
-        return function
-
-    index, *operands = args
-    branches = [branch(number, jaxpr) for number, jaxpr in enumerate(eqn.params["branches"])]
-    return cells(eqn.outvars, lax.switch(index, branches, *(as_computed(operand) for operand in operands)))
-
-
-EVALUATE: dict[str, Callable[..., list[Any]]] = {
-    "jit": _inline,
-    "pjit": _inline,
-    "closed_call": _inline,
-    "core_call": _inline,
-    "call": _inline,
-    "eval_jaxpr": _inline,
-    "remat2": _remat,
-    "checkpoint": _remat,
-    "shard_map": _shard_map,
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
-}
+def evaluate_call(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
+    """Evaluates the equation at `path`, which has bodies; `evaluate` is `Evaluator.body`."""
+    name = eqn.primitive.name
+    if name in ("remat2", "checkpoint"):
+        return _remat(evaluate, eqn, path, args)
+    is_plain = name in jax_compat.SIMPLE_CALLS and name != "shard_map"
+    return (_inline if is_plain else _with_bodies)(evaluate, eqn, path, args)

@@ -15,7 +15,8 @@ import numpy as np
 from mixedres._internal import jax_compat
 from mixedres._internal.tree import is_half
 from mixedres._internal.types import Array, Equation, Function, Jaxpr
-from mixedres.amp._evaluation import control_flow, custom_derivatives
+from mixedres.amp._evaluation import custom_derivatives
+from mixedres.amp._evaluation.control_flow import evaluate_call
 from mixedres.amp._evaluation.equation import call, kinds
 from mixedres.amp._evaluation.values import Cell, Widened, as_computed, as_float32, cast, cells, is_f32
 from mixedres.amp._evaluation.widening import evaluate_widened
@@ -63,7 +64,7 @@ class Evaluator:
         if branch is not None and self.graph.has_half(path):
             return self.body(branch, (*path, 0), args[1:])
         if node is None and self.graph.has_half(path):
-            return control_flow.EVALUATE[eqn.primitive.name](self.body, eqn, path, args)
+            return evaluate_call(self.body, eqn, path, args)
         if node is not None and node.program is not None:
             rewrite = functools.partial(self.rewrite, scope=node.scope)
             results = custom_derivatives.call_rewritten(eqn, [as_float32(arg) for arg in args], rewrite)

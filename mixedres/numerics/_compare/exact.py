@@ -9,9 +9,9 @@ import numpy as np
 from jax import lax
 
 from mixedres._internal import jax_compat
+from mixedres._internal.jaxprs import control_flow
 from mixedres._internal.tree import HALF, is_half
 from mixedres._internal.types import Array, DType, Equation, Function, Jaxpr
-from mixedres.numerics._recording.recorder import INLINED
 
 _DEFAULTS = (None, lax.Precision.DEFAULT, (lax.Precision.DEFAULT, lax.Precision.DEFAULT))
 
@@ -53,18 +53,8 @@ def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
 
         return run
 
-    if name in INLINED:
-        return list(of(jax_compat.body(eqn))(*args))
-    if (branch := jax_compat.platform_branch(eqn, platform)) is not None:
-        return list(of(branch)(*args[1:]))
-    if name == "cond":
-        return list(lax.switch(args[0], [of(branch) for branch in params["branches"]], *args[1:]))
-    if name == "while":
-        return _while(eqn, args, of)
-    if name == "scan":
-        return _scan(eqn, args, of)
-    if name == "shard_map":
-        return list(jax_compat.shard_map_like(eqn, lambda *args: tuple(of(params["jaxpr"])(*args)))(*args))
+    if found := control_flow.bodies(eqn, platform):
+        return control_flow.call(eqn, found, [of(body.jaxpr) for body in found], args)
     if name == "reduce_precision":
         return list(args)
     if name == "convert_element_type" and jnp.result_type(args[0]) == _wide(params["new_dtype"]):
@@ -77,31 +67,6 @@ def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
 
 def _wide(dtype: DType) -> np.dtype:
     return np.dtype(np.float32) if dtype in HALF else dtype
-
-
-def _while(eqn: Equation, args: Sequence[Array], of: Callable[[Jaxpr], Function]) -> list[Any]:
-    params = eqn.params
-    split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    condition, body = of(params["cond_jaxpr"]), of(params["body_jaxpr"])
-    cond_consts, body_consts, state = args[: split[0]], args[split[0] : split[1]], args[split[1] :]
-    return lax.while_loop(
-        lambda state: condition(*cond_consts, *state)[0], lambda state: body(*body_consts, *state), list(state)
-    )
-
-
-def _scan(eqn: Equation, args: Sequence[Array], of: Callable[[Jaxpr], Function]) -> list[Any]:
-    params = eqn.params
-    num_consts, num_carry = jax_compat.scan_arity(params)
-    end, body = num_consts + num_carry, of(params["jaxpr"])
-
-    def step(carry: Array, slices: Array) -> Any:
-        results = body(*args[:num_consts], *carry, *slices)
-        return results[:num_carry], results[num_carry:]
-
-    carry, stacked = lax.scan(
-        step, list(args[num_consts:end]), list(args[end:]), params["length"], reverse=params["reverse"]
-    )
-    return [*carry, *stacked]
 
 
 def _changed(value: Any, of: Callable[[Jaxpr], Function]) -> Any:

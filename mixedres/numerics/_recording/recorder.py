@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import PartitionSpec
 
 from mixedres._internal import jax_compat
+from mixedres._internal.jaxprs import control_flow
 from mixedres._internal.types import Array, Equation, Jaxpr
 from mixedres.numerics._recording.frames import Frame, Index, Links, Path, Place, Statistics, Tensor, link, place
 
-INLINED = jax_compat.SIMPLE_CALLS - {"shard_map"} | {"custom_jvp_call", "custom_vjp_call"}
 # Their results have the elements of their operand, so one measurement is enough.
 SAME_ELEMENTS = {"reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "rev", "neg", "copy", "copy_p"}
 SAME_ELEMENTS |= {"pvary", "pcast"}
@@ -170,14 +169,12 @@ class Recorder:
 
     def _equation(self, tape: Tape, eqn: Equation, site: Site, args: list[Value]) -> Sequence[Value]:
         name = eqn.primitive.name
-        if name in INLINED:
-            return self._body(jax_compat.body(eqn), tape, site, args)
-        if (branch := jax_compat.platform_branch(eqn, self.platform)) is not None:
-            return self._body(branch, tape, site, args[1:])
-        if name == "scan" and eqn.params["length"]:
-            return self._scan(tape, eqn, site, args)
         if name == "shard_map":
             return self._shard_map(tape, eqn, site, args)
+        if (body := control_flow.called(eqn, self.platform)) is not None:
+            return self._body(body.jaxpr, tape, site, args[body.consts])
+        if name == "scan" and eqn.params["length"]:
+            return self._scan(tape, eqn, site, args)
         results = self.operation(eqn, [arg.array for arg in args])
         if name in self.unmeasured or is_widening(eqn):
             tensors = [arg.tensor for arg in args] if len(args) >= len(results) else [args[0].tensor] * len(results)
@@ -208,8 +205,9 @@ class Recorder:
 
     def _scan(self, tape: Tape, eqn: Equation, site: Site, args: list[Value]) -> Sequence[Value]:
         params, path = eqn.params, site.path
-        num_consts, num_carry = jax_compat.scan_arity(params)
-        consts, init, xs = args[:num_consts], args[num_consts : num_consts + num_carry], args[num_consts + num_carry :]
+        (body,) = control_flow.bodies(eqn, self.platform)
+        consts, init, xs = args[body.consts], args[body.carry], args[body.slices]
+        num_carry = len(init)
         length, reverse = params["length"], params["reverse"]
         first, last = (length - 1, 0) if reverse else (0, length - 1)
         tensors: list[Tensor | None] = []  # of the results of the body: the next carry, and slices
@@ -223,19 +221,20 @@ class Recorder:
 
             return links
 
-        def step(carry: Array, slices: Array) -> Any:
+        def step(*arrays: Array) -> list[Any]:
+            carry, slices = arrays[body.carry], arrays[body.slices]
             inner = self._tape(Frame("scan", path, tape.frame, length, reverse))
             state = [self._argument(inner, array, (*path, -1, i), carried(i)) for i, array in enumerate(carry)]
             pairs = enumerate(zip(slices, xs, strict=True), start=num_carry)
             parts = [self._argument(inner, array, (*path, -1, i), link(x.tensor)) for i, (array, x) in pairs]
-            results = self._body(params["jaxpr"], inner, site, [*consts, *state, *parts])
+            results = self._body(body.jaxpr, inner, site, [*consts, *state, *parts])
             tensors[:] = [result.tensor for result in results]
-            arrays = [result.array for result in results]
-            return tuple(map(self.carried, arrays[:num_carry])), (tuple(arrays[num_carry:]), self._collected(inner))
+            following = [self.carried(result.array) for result in results[:num_carry]]
+            return [*following, *(result.array for result in results[num_carry:]), self._collected(inner)]
 
-        start = tuple(self.carried(arg.array) for arg in init)
-        slices = tuple(arg.array for arg in xs)
-        carry, (stacked, numbers) = lax.scan(step, start, slices, length, reverse=reverse)
+        operands = [arg.array for arg in args]
+        operands[body.carry] = map(self.carried, operands[body.carry])
+        *arrays, numbers = control_flow.call(eqn, [body], [step], operands)
         tape.inner |= numbers
 
         def result_of(number: int) -> Links:
@@ -243,4 +242,4 @@ class Recorder:
             return lambda index: [found for i in iterations for found in place(tensors[number], (*index, i))]
 
         after = site._replace(path=(*path, sys.maxsize))  # after all of the body
-        return [self._result(tape, eqn, array, after, result_of(i)) for i, array in enumerate((*carry, *stacked))]
+        return [self._result(tape, eqn, array, after, result_of(i)) for i, array in enumerate(arrays)]
