@@ -1,5 +1,7 @@
 """Networks for inference: folded batch norms and cast kernels, against float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jmp
@@ -8,8 +10,14 @@ import pytest
 
 from mixedres.models import create, for_inference
 from mixedres.precision import get
+from tests.models.networks import small
 
 NETWORKS = [("resnet18", "1"), ("resnet50", "1.5"), ("resnet50", "2"), ("cifar_resnet8", "1"), ("cifar_resnet8", "2")]
+
+
+@functools.cache
+def program(model):
+    return jax.jit(model.apply)
 
 
 def drawn(model, size, seed=0):
@@ -30,11 +38,11 @@ def drawn(model, size, seed=0):
 @pytest.mark.parametrize("name, version", NETWORKS)
 def test_folded_network_computes_the_same_in_float64(name, version):
     with jax.enable_x64(True):
-        model = create(name, num_classes=7, version=version, policy=jmp.get_policy("float64"), epsilon=1e-3)
+        model = small(name, version, "float64", num_classes=7, epsilon=1e-3)
         variables, images = drawn(model, 32)
         variables = jax.tree.map(lambda x: np.asarray(x, np.float64), variables)
         folded, of_folded = for_inference(model, variables, fold=True)
-        expected, found = model.apply(variables, images), folded.apply(of_folded, images)
+        expected, found = jax.jit(lambda a, b: (model.apply(a, images), folded.apply(b, images)))(variables, of_folded)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11 * np.abs(expected).max())
     norms = [key for key in jax.tree_util.tree_leaves_with_path(of_folded["batch_stats"])]
     assert bool(norms) == (version == "2")  # where the first norm of a block follows a sum
@@ -48,10 +56,10 @@ def test_folded_network_is_as_near_to_float64(preset, most):
         variables, images = drawn(model, 16, seed)
         with jax.enable_x64(True):
             wide = model.clone(policy=jmp.get_policy("float64"), norm_policy=None)
-            exact = np.asarray(wide.apply(jax.tree.map(lambda x: np.asarray(x, np.float64), variables), images))
+            exact = np.asarray(program(wide)(jax.tree.map(lambda x: np.asarray(x, np.float64), variables), images))
         for fold, errors in ((False, plain), (True, folded)):
             network, given = for_inference(model, variables, fold=fold)
-            logits = np.asarray(network.apply(given, jnp.asarray(images, jnp.float32)), np.float64)
+            logits = np.asarray(program(network)(given, images.astype(np.float32)), np.float64)
             errors.append(np.sqrt(np.mean((logits - exact) ** 2)))
     assert np.median(folded) <= most * np.median(plain)
 

@@ -1,6 +1,6 @@
 """The fused functions against the formulas of the plain ones, differentiated by JAX in float64."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -211,14 +211,19 @@ def test_fused_norms_over_devices_equal_plain_norms(name, sync, checked):
             assert relative(a, b) <= 1e-12
 
 
+@cache
+def half_step(name):
+    config = fused.NormConfig(EPSILON, jnp.float16)
+    return jax.jit(partial(with_gradients, lambda *args: FUNCTIONS[name][0](*args, config)))
+
+
 @pytest.mark.parametrize("bad", [-np.inf, np.nan], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_overflow_is_lost(name, bad):
     """A bad value in a map reaches the statistics; one in the gradient, where the mask lets it through, a gradient."""
     fast, _, kinds = FUNCTIONS[name]
     config = fused.NormConfig(EPSILON, jnp.float16)
-    args = in_half(kinds, (2, 4, 4, 3), jnp.float16)
-    step = jax.jit(partial(with_gradients, lambda *args: fast(*args, config)))
+    args, step = in_half(kinds, (2, 4, 4, 3), jnp.float16), half_step(name)
     g = np.ones(jax.eval_shape(lambda *args: fast(*args, config)[0], *args).shape, np.float16)
     at = tuple(np.argwhere(np.asarray(step(g, *args)[0]) > 0)[0])
     g[at] = bad
@@ -253,10 +258,10 @@ def test_variance_of_a_constant_channel_is_not_negative(name):
     maps = np.broadcast_to(constants, (3, 5, 7, 301))
     x = maps.reshape(-1, 301)
     assert (np.mean(x * x, 0, dtype=np.float32) < np.square(np.mean(x, 0, dtype=np.float32))).any()
-    args = [jnp.asarray(maps) if kind == "m" else jnp.ones(301) for kind in kinds]
-    out, *statistics = fast(*args, fused.NormConfig(1e-12, jnp.float32))
-    assert jnp.isfinite(out).all()
-    assert all((found.var >= 0).all() for found in statistics)
+    args = [maps if kind == "m" else np.ones(301, np.float32) for kind in kinds]
+    out, *statistics = jax.jit(lambda *args: fast(*args, fused.NormConfig(1e-12, jnp.float32)))(*args)
+    assert np.isfinite(out).all()
+    assert all((np.asarray(found.var) >= 0).all() for found in statistics)
 
 
 def test_keywords_and_a_wide_shortcut():
@@ -298,4 +303,4 @@ def test_sums_are_divided_into_equal_parts(values):
     assert values % parts == 0 and parts <= max(8, 12 * values**0.5)
     if values < 10**5:
         x = np.random.default_rng(0).normal(size=(values, 3)).astype(np.float32)
-        np.testing.assert_allclose(channel_sums(x, x * x), [x.sum(0), (x * x).sum(0)], rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(jax.jit(channel_sums)(x, x * x), [x.sum(0), (x * x).sum(0)], rtol=1e-5, atol=1e-4)
