@@ -9,7 +9,7 @@ import sys
 import jax
 import pytest
 
-from experiments import aot, benchmark, sweep
+from experiments import aot, benchmark, gpu, sweep
 from experiments.lib import runs
 from mixedres import main, replay
 from mixedres.doctor import __main__ as doctor
@@ -20,7 +20,7 @@ from tests.data import made
 from tests.train import run_cases
 
 MODULES = {"main": main, "replay": replay, "doctor": doctor, "export": export, "predict": predict}
-MODULES |= {"aot": aot, "benchmark": benchmark, "sweep": sweep}
+MODULES |= {"aot": aot, "benchmark": benchmark, "gpu": gpu, "sweep": sweep}
 SHORT = ".steps=2 .model.name=cifar_resnet8 .num_devices=1"
 WORDS = {
     "FP16": "--config=digits:fp16",
@@ -56,10 +56,17 @@ def other_model(here):
     (here / "run" / "config.json").write_text(json.dumps(config | {"model.name": "cifar_resnet14"}))
 
 
+def damage_step(here):
+    (here / "run" / "nonfinite").mkdir()
+    (here / "run" / "nonfinite" / "nonfinite.json").write_text("{")
+    (here / "run" / "nonfinite" / "state.npz").write_bytes(b"PK")
+
+
 DAMAGES = {
     "checkpoints": damage_checkpoints,
     "other model": other_model,
     "summary": lambda here: (here / "run" / "summary.json").write_text("{"),
+    "step": damage_step,
     "images": lambda here: [path.unlink() for path in (here / "images" / "cat").iterdir()],
     "exits": lambda here: (here / "mine.py").write_text("import sys\nsys.exit(0)\n"),
     "pipe": lambda here: os.mkfifo(here / "mine.py"),
@@ -83,7 +90,8 @@ def directory(finished, tmp_path, monkeypatch):
     here = tmp_path / "here"
     (here / "empty").mkdir(parents=True)
     (here / "notes.txt").write_text("mine\n")
-    (here / "there.html").write_text("mine\n")
+    for name in ("there.html", "there.safetensors"):
+        (here / name).write_text("mine\n")
     shutil.copytree(finished, here / "run")
     (here / "begun" / "checkpoints").mkdir(parents=True)
     shutil.copy(finished / "config.json", here / "begun")
@@ -108,7 +116,7 @@ def snapshot(directory):
 def check(name, arguments, words, directory, capsys):
     """Runs a wrong command in the directory."""
     before = snapshot(directory)
-    program = [] if name in ("aot", "benchmark", "sweep") else [f"mixedres {name}"]
+    program = [] if name in ("aot", "benchmark", "gpu", "sweep") else [f"mixedres {name}"]
     assert MODULES[name].main([*program, *arguments]) == 2
     out, err = capsys.readouterr()
     assert err.count("\n") == 1 and "Traceback" not in out + err, err

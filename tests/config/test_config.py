@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import sys
 
 import pytest
 
@@ -53,14 +52,6 @@ DURATIONS |= {0.125: 3}  # halves go up
 @pytest.mark.parametrize("given", DURATIONS)
 def test_durations_in_steps(given):
     assert duration_in_steps(given, 20) == DURATIONS[given]
-
-
-@pytest.mark.parametrize(
-    "given", ["", "x", "-1", -1, "1 week", "epochs", "1 2", None, True, "nan", "1.2.3", float("inf")]
-)
-def test_invalid_durations_are_refused(given):
-    with pytest.raises(ValueError, match="is not a number of epochs such as 5"):
-        duration_in_steps(given, 20)
 
 
 def test_defaults_hold_every_key_once():
@@ -156,13 +147,6 @@ def test_recorded_config_sets_nothing_on_this_machine(tmp_path):
     assert "--config.data.dir='/d" in note and "compilation_cache" not in note
     config.data.dir, config.data.threads, config.data.max_pixels = "/mine", 1, 1
     assert checkpoints.RecordedRun(tmp_path).left_to_command_line(config) == []
-
-
-def test_file_without_a_config_is_named(tmp_path, monkeypatch):
-    (tmp_path / "empty.py").write_text("x = 1\n")
-    monkeypatch.delitem(sys.modules, "config_config", raising=False)  # the name under which files are loaded
-    with pytest.raises(ConfigError, match=r"empty\.py has no function get_config"):
-        parse_flags([f"--config={tmp_path / 'empty.py'}"])
 
 
 def test_file_goes_before_a_shipped_recipe(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from experiments import benchmark
 from experiments.lib import runs
 from experiments.timing import flax_example, ours, pytorch, versus
-from experiments.timing.task import MissingError, cross_entropy
+from experiments.timing.task import cross_entropy
 from mixedres import models, precision
 from tests.train import run_cases
 
@@ -153,11 +153,6 @@ def test_what_fails_while_it_is_made_is_named_too(monkeypatch):
     assert missing == [
         f"PyTorch, {how}, fp32, training: RuntimeError: no kernel image" for how in ("eager", "compiled")
     ]
-
-
-def test_flax_example_has_no_bfloat16(tmp_path):
-    with pytest.raises(MissingError, match="not in bf16"):
-        flax_example.Training(None, "bf16", tmp_path)
 
 
 def test_weights_arrive_under_pytorchs_names():

@@ -101,9 +101,3 @@ def test_exact_enlargement_equals_scipy(size):
     images = 15.0 * original()[0][:50]
     expected = zoom(images, (1, size / 8, size / 8), order=1, mode="nearest", grid_mode=True)
     np.testing.assert_array_equal(digits._enlarged(images, size), expected)
-
-
-@pytest.mark.parametrize("size", [7, 0, -16])
-def test_images_smaller_than_the_original_are_refused(size):
-    with pytest.raises(ValueError, match=f"image_size of digits must be >= 8, got {size}"):
-        digits.load_digits(image_size=size)

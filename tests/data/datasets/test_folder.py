@@ -202,13 +202,6 @@ def test_class_of_one_image_is_only_for_training(tmp_path):
     assert made.message(folder.scan, tmp_path / "c") == text
 
 
-def test_missing_folder_is_refused(tmp_path):
-    expected = f"no folder {tmp_path}/x; name one that holds train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg"
-    assert made.message(folder.scan, tmp_path / "x") == expected
-    fill(tmp_path, "file")
-    assert made.message(folder.scan, tmp_path / "file").startswith(f"no folder {tmp_path}/file;")
-
-
 def test_classes_without_images(tmp_path):
     fill(tmp_path, "a/1.jpg", "b/readme.txt")
     extensions = ".bmp, .gif, .jfif, .jpeg, .jpg, .png, .ppm, .tif, .tiff, .webp"

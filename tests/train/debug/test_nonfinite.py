@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import re
-import shutil
 
 import jax
 import jax.numpy as jnp
@@ -174,26 +172,6 @@ def test_command_replays_in_another_preset(stopped, capsys):
     out, err = capsys.readouterr()
     assert out.endswith("loss and every gradient of this step are finite; set config.precision.name=bf16\n")
     assert err == ""
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ([], "the following arguments are required: WORKDIR"),
-        (["a", "b"], "unrecognized arguments: b"),
-        (["a", "--workdir=b"], "unrecognized arguments: --workdir=b"),
-        (["{}", "--precision=fp17"], "--precision: .*fp17.*fp16_static"),
-        (["{}/nowhere"], "nowhere/nonfinite holds no step to replay"),
-        (["{}/damaged"], "damaged/nonfinite cannot be read"),
-    ],
-)
-def test_mistakes_end_with_one_line(arguments, message, stopped, capsys):
-    damaged = stopped / "damaged" / nonfinite.DIRECTORY
-    shutil.copytree(stopped / nonfinite.DIRECTORY, damaged, dirs_exist_ok=True)
-    (damaged / nonfinite.STATE).write_bytes((damaged / nonfinite.STATE).read_bytes()[:1000])
-    assert replay.main(["replay", *(argument.format(stopped) for argument in arguments)]) == 2
-    err = capsys.readouterr().err
-    assert re.search(message, err) and err.count("\n") == 1
 
 
 def test_state_of_another_network_is_refused(stopped):
