@@ -2,16 +2,12 @@
 
 The processes are forked from one that has imported everything, and train a network of one block, so that a start costs
 one second of CPU time instead of ten.
-`python -m tests.interruptions.groups FILE [PART...]` makes all trials, or those of some parts, and writes a line of
-JSON for each to FILE.
 """
 
-import contextlib
 import dataclasses
 import json
 import multiprocessing
 import os
-import random
 import re
 import shutil
 import signal
@@ -84,7 +80,6 @@ def together(
     extra: tuple[str, ...] = (),
     timeout: float = 15.0,
     devices: int = 1,
-    kill_at: Callable[[], tuple[int, float]] | None = None,
     flags: Callable[[int], tuple[str, ...]] = lambda rank: (),
     home: Callable[[int], str | None] = lambda rank: None,
 ) -> Outcome:
@@ -92,7 +87,6 @@ def together(
 
     Args:
       fault: what happens to one of them.
-      kill_at: returns a rank and seconds after the first step of this start, when this process gets SIGKILL.
       flags: further flags of each process.
       home: $HOME of each process.
     """
@@ -112,12 +106,6 @@ def together(
             _wait(lambda: (logs / f"{fault.rank}.reached").exists() or started[fault.rank].exitcode is not None)
             time.sleep(fault.seconds)
             started[fault.rank].exitcode is None and os.kill(started[fault.rank].pid, signal.SIGCONT)
-        if kill_at is not None:
-            rank, seconds = kill_at()
-            first = runs.newest_step(workdir)
-            _wait(lambda: runs.newest_step(workdir) > first or all(p.exitcode is not None for p in started))
-            time.sleep(seconds)
-            started[rank].kill()
         for process in started:
             process.join(1000)
             if process.exitcode is None:
@@ -283,11 +271,6 @@ def more(place: Path) -> Iterator[dict]:
             yield one_fault(place, count, Fault(*fault), wanted)
 
 
-def late(place: Path) -> Iterator[dict]:
-    """Yields the row of a process that comes five minutes late to its first step."""
-    yield one_fault(place, 2, Fault(1, "compile", "late", 300.0), undisturbed(place, 2))
-
-
 def mistakes(place: Path) -> Iterator[dict]:
     """Yields rows of processes that do not fit together, with the last line of the last of them."""
 
@@ -312,27 +295,22 @@ def mistakes(place: Path) -> Iterator[dict]:
 
 
 def strangers(place: Path) -> Iterator[dict]:
-    """Yields rows of a process 1 with other code, and with the Python and JAX of $OTHER_PYTHON, if set."""
+    """Yields the row of a process 1 with other code."""
     other = place / "other"
     shutil.copytree(ROOT / "mixedres", other / "mixedres", dirs_exist_ok=True)
     with (other / "mixedres" / "train" / "losses.py").open("a") as file:
         file.write("# another version\n")
-    kinds = {"other code": (sys.executable, str(other))}
-    if python := os.environ.get("OTHER_PYTHON"):
-        kinds["other Python and JAX"] = (python, str(ROOT))
-    for kind, second in kinds.items():
-        port, workdir = free_port(), place / "strangers"
-        started = []
-        for rank, (program, path) in enumerate(((sys.executable, str(ROOT)), second)):
-            group = (f"--coordinator=127.0.0.1:{port}", "--num_processes=2", f"--process_id={rank}")
-            argv = (program, "-m", "mixedres.main", *RUN, *group, f"--workdir={workdir}", "--process_timeout=120")
-            # Not in the checkout, which Python would find before PYTHONPATH.
-            options = {"env": os.environ | {"PYTHONPATH": path}, "cwd": place, "stderr": subprocess.PIPE, "text": True}
-            started.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, **options))
-        said = [process.communicate()[1] for process in started]
-        line = said[0].strip().splitlines()[-1]
-        statuses = [process.returncode for process in started]
-        yield {"mistake": kind, "statuses": statuses, "line": line, "has_written": workdir.exists()}
+    port, workdir, started = free_port(), place / "strangers", []
+    for rank, path in enumerate((ROOT, other)):
+        group = (f"--coordinator=127.0.0.1:{port}", "--num_processes=2", f"--process_id={rank}")
+        argv = (sys.executable, "-m", "mixedres.main", *RUN, *group, f"--workdir={workdir}", "--process_timeout=120")
+        # Not in the checkout, which Python would find before PYTHONPATH.
+        options = {"env": os.environ | {"PYTHONPATH": str(path)}, "cwd": place, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, **options))
+    said = [process.communicate()[1] for process in started]
+    line = said[0].strip().splitlines()[-1]
+    statuses = [process.returncode for process in started]
+    yield {"mistake": "other code", "statuses": statuses, "line": line, "has_written": workdir.exists()}
 
 
 def elastic(place: Path) -> Iterator[dict]:
@@ -353,39 +331,7 @@ def elastic(place: Path) -> Iterator[dict]:
     yield {"elastic": [8, 4, 2, 1], "statuses": statuses, "worst_loss": worst, "steps": len(losses[0])}
 
 
-def kills(place: Path, times: int = 60, count: int = 4, steps: int = 1200) -> Iterator[dict]:
-    """Yields the rows of a run of which a random process is killed again and again, at random moments."""
-    random.seed(0)
-    extra = (f"--config.steps={steps}", "--config.eval_every=100 steps", "--config.checkpoint_every=2 steps")
-    shutil.rmtree(place / "whole", ignore_errors=True)
-    shutil.rmtree(place / "killed", ignore_errors=True)
-    assert not any(together(place / "whole", count, extra=extra, timeout=60.0).statuses)
-    killed = 0
-    while killed < times:
-        kill_at = lambda: (random.randrange(count), random.uniform(0.0, 1.5))  # noqa: E731
-        outcome = together(place / "killed", count, extra=extra, timeout=6.0, kill_at=kill_at)
-        step = runs.newest_step(place / "killed")
-        killed += -signal.SIGKILL in outcome.statuses
-        yield {"kill": killed, "statuses": outcome.statuses, "step": step, "seconds": round(outcome.seconds)}
-        if not any(outcome.statuses):
-            break
-    last = together(place / "killed", count, extra=extra, timeout=60.0)
-    yield {"kills": killed, "again": last.statuses, "same": result(place / "killed") == result(place / "whole")}
-
-
-PARTS = {part.__name__: part for part in (two, more, mistakes, strangers, elastic, kills, late)}
-
-
-def main(argv: list[str]) -> None:
-    """Makes trials and prints them as they come."""
-    file, parts = Path(argv[1]), argv[2:] or list(PARTS)
-    with tempfile.TemporaryDirectory() as place, contextlib.suppress(KeyboardInterrupt):
-        for part in parts:
-            for row in PARTS[part](Path(place)):
-                with file.open("a") as log:
-                    log.write(json.dumps(row) + "\n")
-                print(row, flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv)
+if __name__ == "__main__":  # a part, as a process of its own, which ends what it has started
+    with tempfile.TemporaryDirectory() as directory:
+        for found in globals()[sys.argv[1]](Path(directory)):
+            print(json.dumps(found), flush=True)
