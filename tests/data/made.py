@@ -93,7 +93,7 @@ def linear(image, sides, places):
         return matrix
 
     y, x = map(weights, image.shape[:2], sides)
-    return np.einsum("iy,yxc,jx->ijc", y, image.astype(np.float64), x)
+    return np.einsum("iy,yxc,jx->ijc", y, image.astype(np.float64), x, optimize=True)
 
 
 def bilinear(part, size):
@@ -115,7 +115,8 @@ def average(part, size):
         overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
         return np.clip(overlap, 0, None) * size / length
 
-    return np.einsum("iy,yxc,jx->ijc", weights(part.shape[0]), part.astype(np.float64), weights(part.shape[1]))
+    y, x = map(weights, part.shape[:2])
+    return np.einsum("iy,yxc,jx->ijc", y, part.astype(np.float64), x, optimize=True)
 
 
 def masked_crc(data):

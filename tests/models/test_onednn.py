@@ -1,5 +1,7 @@
 """Convolutions in the forms for oneDNN, against float64, and when the commands use them."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from mixedres.models import compiler_options, create, for_platform, onednn
 from mixedres.models.products import xla_convolution
 from mixedres.precision import get
 from mixedres.train import steps
+from tests.train import run_cases
 from tests.train.run_cases import build
 
 needs_bfloat16 = pytest.mark.skipif(
@@ -32,36 +35,37 @@ CASES = [
 def operands(x_shape, kernel, stride, around, dtype):
     rng = np.random.default_rng(0)
     size, filters = kernel
-    x, k = (jnp.asarray(rng.normal(size=shape), dtype) for shape in (x_shape, (size, size, x_shape[3], filters)))
+    x, k = (rng.normal(size=shape).astype(dtype) for shape in (x_shape, (size, size, x_shape[3], filters)))
     y = jax.eval_shape(lambda: xla_convolution(x, k, stride, around, None))
-    return x, k, jnp.asarray(rng.normal(size=y.shape), dtype)
+    return x, k, rng.normal(size=y.shape).astype(dtype)
 
 
+@partial(jax.jit, static_argnums=(0, 4, 5))
 def results(convolution, x, k, dy, stride, around):
     y, pull = jax.vjp(lambda x, k: convolution(x, k, stride, around, None), x, k)
     return y, *pull(dy)
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("piece", [2**20, 1])
-def test_results_and_gradients_equal_those_of_xla_in_float64(case, piece, monkeypatch):
-    monkeypatch.setattr(onednn, "_PIECE", piece)
+def test_results_and_gradients_equal_those_of_xla_in_float64(case, monkeypatch):
     with jax.enable_x64(True):
         given = operands(*case, jnp.float64)
-        for own, xla in zip(
-            results(onednn.convolution, *given, *case[2:]), results(xla_convolution, *given, *case[2:]), strict=True
-        ):
-            np.testing.assert_allclose(own, xla, rtol=0, atol=1e-12 * np.abs(xla).max())
+        expected = results(xla_convolution, *given, *case[2:])
+        for piece in (2**20, 1):
+            monkeypatch.setattr(onednn, "_PIECE", piece)
+            in_pieces = partial(results.__wrapped__, onednn.convolution, stride=case[2], around=case[3])
+            for own, xla in zip(jax.jit(in_pieces)(*given), expected, strict=True):
+                np.testing.assert_allclose(own, xla, rtol=0, atol=1e-12 * np.abs(xla).max())
 
 
 @pytest.mark.parametrize("case", CASES[1:5:3])
 def test_gradients_of_gradients_equal_those_of_xla(case):
     def second(convolution, x, k, dy):
         def norm(x, k):
-            first = results(lambda *args: jnp.sin(convolution(*args)), x, k, dy, *case[2:])
+            first = results.__wrapped__(lambda *args: jnp.sin(convolution(*args)), x, k, dy, *case[2:])
             return sum(jnp.sum(jnp.square(each)) for each in first)
 
-        return jax.grad(norm, (0, 1))(x, k)
+        return jax.jit(jax.grad(norm, (0, 1)))(x, k)
 
     with jax.enable_x64(True):
         given = operands(*case, jnp.float64)
@@ -75,7 +79,7 @@ def test_bfloat16_is_as_near_to_float64_as_without_onednn(case):
     given = operands(*case, jnp.bfloat16)
 
     def errors(convolution, options):
-        jitted = jax.jit(results, static_argnums=(0, 4, 5), compiler_options=options)
+        jitted = jax.jit(results.__wrapped__, static_argnums=(0, 4, 5), compiler_options=options)
         found = [np.asarray(each, np.float64) for each in jitted(convolution, *given, *case[2:])]
         with jax.enable_x64(True):
             wide = [np.asarray(each, np.float64) for each in given]
@@ -94,7 +98,7 @@ def test_onednn_computes_every_convolution_of_a_step():
     k = jax.ShapeDtypeStruct((3, 3, 16, 16), jnp.bfloat16)
 
     def text(convolution):
-        jitted = jax.jit(results, static_argnums=(0, 4, 5), compiler_options=onednn.COMPILER_OPTIONS)
+        jitted = jax.jit(results.__wrapped__, static_argnums=(0, 4, 5), compiler_options=onednn.COMPILER_OPTIONS)
         return jitted.lower(convolution, x, k, x, 1, ((1, 1), (1, 1))).compile().as_text()
 
     assert text(onednn.convolution).count("__onednn$convolution") == 3
@@ -126,7 +130,9 @@ def test_option_that_xla_does_not_have_is_no_error(monkeypatch):
 
 
 @needs_bfloat16
-def test_long_run_computes_with_onednn_and_a_short_one_without():
+def test_long_run_computes_with_onednn_and_a_short_one_without(monkeypatch):
+    run_cases.shrink(monkeypatch)
+
     def built(count):
         flags = ["--config=configs/digits.py:bf16", "--config.model.name=cifar_resnet8", f"--config.steps={count}"]
         return build(parse_flags([*flags, "--config.num_devices=1"]).config)

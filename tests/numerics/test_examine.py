@@ -65,7 +65,7 @@ def test_modules_of_linen_are_tapped_and_the_outermost_is_not():
     assert {row.executions for row in report.rows} == {1}
 
     model = nn.Dense(3)
-    variables = model.init(jax.random.key(0), X)
+    variables = jax.jit(model.init)(jax.random.key(0), X)
     alone = examine(lambda params, x: model.apply({"params": params}, x).sum(), variables["params"], X)
     assert [row.name for row in alone.rows if row.kind == "activation"] == ["Dense"]
 

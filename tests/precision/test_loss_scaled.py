@@ -37,7 +37,7 @@ def params():
     """Two leaves, one of them with negative zeros."""
     rng = np.random.default_rng(0)
     kernel = rng.normal(size=(4, 3)).astype(np.float32)
-    return {"kernel": jnp.asarray(kernel), "bias": jnp.array([-0.0, 0.0, 1.5, -0.0])}
+    return {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(np.float32([-0.0, 0.0, 1.5, -0.0]))}
 
 
 def gradients(step):
@@ -45,7 +45,7 @@ def gradients(step):
     rng = np.random.default_rng(step + 1)
     size = 10.0 ** rng.uniform(-6, 0, (4, 3))
     kernel = rng.choice((-1.0, 1.0), (4, 3)) * size
-    return jax.tree.map(jnp.float32, {"kernel": kernel, "bias": rng.normal(size=4)})
+    return {"kernel": kernel.astype(np.float32), "bias": rng.normal(size=4).astype(np.float32)}
 
 
 def times_scale(grads, state):
@@ -103,9 +103,9 @@ def test_overflow_at_any_step_skips_the_step(name, at, bad):
     step, history, traces = compiled(name)
     weights, before = history[at]
     broken = gradients(99)
-    broken["kernel"] = broken["kernel"].at[2, 1].set(bad)
+    broken["kernel"][2, 1] = bad
     weights, state, updates = step(broken, before, weights)
-    for leaf in jax.tree.leaves(updates):
+    for leaf in map(np.asarray, jax.tree.leaves(updates)):
         assert not leaf.any()
         assert np.signbit(leaf).all()
     assert bits((weights, state.inner_state)) == bits((history[at][0], before.inner_state))

@@ -19,7 +19,8 @@ def synthetic(experiment, preset="fp16", **overrides):
     return build(config)
 
 
-def test_run_on_the_official_pixels_and_with_the_background(place, tmp_path):
+def test_run_on_the_official_pixels_and_with_the_background(place, tmp_path, monkeypatch):
+    run_cases.shrink(monkeypatch)
     config = run_cases.on_images(place, "fp16")
     config.data.preprocessing, config.data.background = "official", True
     experiment = build(config)

@@ -44,10 +44,10 @@ def test_cross_entropy_and_its_gradient(case, smoothing):
     expected, expected_grads = reference(logits, labels, smoothing)
 
     def total(logits):
-        losses = cross_entropy(logits, jnp.asarray(labels), smoothing)
+        losses = cross_entropy(logits, labels, smoothing)
         return losses.sum(), losses
 
-    (_, losses), grads = jax.jit(jax.value_and_grad(total, has_aux=True))(jnp.asarray(logits))
+    (_, losses), grads = jax.jit(jax.value_and_grad(total, has_aux=True))(logits)
     assert losses.dtype == grads.dtype == jnp.float32
     np.testing.assert_allclose(losses, expected, rtol=2e-6, atol=2e-6)
     np.testing.assert_allclose(grads, expected_grads, rtol=1e-5, atol=1e-6)
@@ -56,7 +56,7 @@ def test_cross_entropy_and_its_gradient(case, smoothing):
 def test_float64_stays_float64():
     logits, labels = ordinary()
     with jax.enable_x64(True):
-        losses = cross_entropy(jnp.asarray(logits, jnp.float64), jnp.asarray(labels), 0.1)
+        losses = jax.jit(cross_entropy, static_argnums=2)(logits.astype(np.float64), labels, 0.1)
         assert losses.dtype == jnp.float64
         np.testing.assert_allclose(losses, reference(logits, labels, 0.1)[0], rtol=1e-13)
 
@@ -82,12 +82,12 @@ VALUES = st.sampled_from([0.0, 1.0, -1.0, 0.5, 65504.0, float("inf"), float("-in
 
 @st.composite
 def ranked(draw):
-    batch, classes = draw(st.sampled_from([(1, 1), (3, 2), (4, 7)]))
+    batch, classes = draw(st.sampled_from([(1, 1), (4, 7)]))
     row = st.lists(VALUES, min_size=classes, max_size=classes)
     logits = draw(st.lists(row, min_size=batch, max_size=batch))
     label = st.integers(0, classes - 1)
     labels = draw(st.lists(label, min_size=batch, max_size=batch))
-    return np.array(logits, np.float32), np.array(labels), draw(st.integers(1, classes + 2))
+    return np.array(logits, np.float32), np.array(labels), draw(st.sampled_from((1, 2, 5, 9)))
 
 
 @partial(jax.jit, static_argnums=2)
@@ -111,31 +111,32 @@ def test_in_top_k_with_ties(case, dtype):
 
 @pytest.mark.parametrize("k", [1, 2, 5, 9])
 def test_rows_of_nan_are_wrong(k):
-    logits = jnp.full((5, 5), jnp.nan)
-    assert not in_top_k(logits, jnp.arange(5), k).any()
+    ranked_in = jax.jit(in_top_k, static_argnums=2)
+    assert not np.any(ranked_in(np.full((5, 5), np.nan, np.float32), np.arange(5), k))
     # One NaN is enough, at the label or elsewhere.
-    logits = jnp.array([[jnp.nan, 1.0, 0.0], [0.0, jnp.nan, 1.0], [1.0, jnp.nan, 0.0]])
-    result = in_top_k(logits, jnp.array([0, 0, 0]), min(k, 2))
+    logits = np.float32([[np.nan, 1.0, 0.0], [0.0, np.nan, 1.0], [1.0, np.nan, 0.0]])
+    result = ranked_in(logits, np.array([0, 0, 0]), min(k, 2))
     assert result.tolist() == [False, False, False]
 
 
 def test_label_out_of_range_is_wrong():
-    assert not in_top_k(jnp.zeros((3, 4)), jnp.array([4, -1, 400]), 4).any()
+    ranked_in = jax.jit(in_top_k, static_argnums=2)
+    assert not np.any(ranked_in(np.zeros((3, 4), np.float32), np.array([4, -1, 400]), 4))
 
 
 def test_mixup_is_the_loss_of_mixed_targets():
     """Against float64: images and one-hot targets mixed by the weight; weights as Beta(alpha, alpha) has them."""
     rng = np.random.default_rng(2)
     labels = rng.integers(0, 5, 6)
-    batch = {"image": rng.integers(0, 256, (6, 4, 4, 3), np.uint8), "label": jnp.asarray(labels)}
-    mixed = mixup(batch, jax.random.key(1), 1.0)
+    batch = {"image": rng.integers(0, 256, (6, 4, 4, 3), np.uint8), "label": labels}
+    mixed = jax.jit(mixup)(batch, jax.random.key(1), 1.0)
     weight = np.float64(mixed["weight"][0])
     assert 0.5 <= weight <= 1 and mixed["image"].dtype == np.float32
     expected = weight * np.float64(batch["image"]) + (1 - weight) * np.float64(batch["image"])[::-1]
     np.testing.assert_allclose(mixed["image"], expected, rtol=1e-6)
     logits = np.float32(rng.normal(size=(6, 5)))
     losses = [reference(logits, given, 0.1)[0] for given in (labels, labels[::-1])]
-    found = mixed_cross_entropy(jnp.asarray(logits), mixed, 0.1)
+    found = jax.jit(mixed_cross_entropy, static_argnums=2)(logits, mixed, 0.1)
     np.testing.assert_allclose(found, weight * losses[0] + (1 - weight) * losses[1], rtol=1e-5)
-    weights = jax.vmap(lambda key: mixup(batch, key, 1.0)["weight"][0])(jax.random.split(jax.random.key(3), 4000))
-    assert float(weights.mean()) == pytest.approx(0.75, abs=0.01)  # of the larger of w and 1 - w, w uniform
+    weights = jax.jit(jax.vmap(lambda n: mixup(batch, jax.random.key(n), 1.0)["weight"][0]))(np.arange(4000))
+    assert np.mean(weights) == pytest.approx(0.75, abs=0.01)  # of the larger of w and 1 - w, w uniform
