@@ -1,4 +1,4 @@
-"""Random float32 arrays that NumPy draws: `jax.random` compiles a program for every shape."""
+"""Float32 arrays that NumPy makes: JAX would compile a program for every shape, of random numbers and of ones."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,3 +12,19 @@ def normal(seed, shape, scale=1.0):
 def uniform(seed, shape, low, high):
     """Returns uniformly distributed values from `low` to `high`."""
     return jnp.asarray(np.random.default_rng(seed).uniform(low, high, shape).astype(np.float32))
+
+
+def ones(shape, dtype=np.float32):
+    return jnp.asarray(np.ones(shape, dtype))
+
+
+def zeros(shape, dtype=np.float32):
+    return jnp.asarray(np.zeros(shape, dtype))
+
+
+def full(shape, value, dtype=np.float32):
+    return jnp.asarray(np.full(shape, value, dtype))
+
+
+def eye(*sides):
+    return jnp.asarray(np.eye(*sides, dtype=np.float32))

@@ -16,6 +16,7 @@ from mixedres.models.layers import BatchNorm
 from mixedres.train import losses
 from tests.amp.graphs import SHORT, product_dtypes
 from tests.amp.programs import convolve
+from tests.arrays import eye, full, ones, zeros
 
 # bfloat16 has the range of float32, and here the same rules: what it may lose are digits of a sum.
 BFLOAT16 = pytest.param(jnp.bfloat16, id="bf16", marks=pytest.mark.slow)
@@ -65,7 +66,7 @@ def check(fn, args, dtype, bound=None):
 def large_logits():
     """Multiples of 256 up to 3e4, exact in float16 and in bfloat16; times the identity they are exact logits."""
     multiples = np.array([[117, -117, 0, 116], [-117, -116, -117, -115], [1, 2, 3, 4], [117, 117, 117, 117]])
-    return jnp.asarray(multiples * 256, jnp.float32), jnp.eye(4)
+    return jnp.asarray(multiples * 256, jnp.float32), eye(4)
 
 
 @HALF
@@ -105,9 +106,9 @@ def test_small_constant_in_a_denominator(dtype):
         return (h / (jnp.abs(h).max(axis=1, keepdims=True) + 1e-8)) @ v
 
     x = normal(4, 8)
-    check(normalize, (x, jnp.eye(8), normal(8, 3)), dtype)
+    check(normalize, (x, eye(8), normal(8, 3)), dtype)
     # 0 / (0 + 1e-8) is 0; with 1e-8 rounded to 0 it is NaN.
-    assert np.all(np.asarray(jax.jit(autocast(normalize, dtype))(x.at[1].set(0.0), jnp.eye(8), normal(8, 3)))[1] == 0)
+    assert np.all(np.asarray(jax.jit(autocast(normalize, dtype))(x.at[1].set(0.0), eye(8), normal(8, 3)))[1] == 0)
 
 
 @HALF
@@ -120,25 +121,25 @@ def test_small_epsilon_inside_rsqrt(dtype):
     # Without variance the factor is 1e4, as is the gradient; in float16 1e-8 is 0 and the factor infinite. One at a
     # time, because the gradients of the other rows would vanish beside it. 12 roundings: of the cotangent before and
     # after its mean, which is as large, is taken off.
-    for x in (normal(4, 8), jnp.full((4, 8), 3.0)):
-        check(lambda x, w, v: normalize(x, w, v) / 16, (x, jnp.eye(8), normal(8, 3)), dtype, rounding(dtype, 12))
+    for x in (normal(4, 8), full((4, 8), 3.0)):
+        check(lambda x, w, v: normalize(x, w, v) / 16, (x, eye(8), normal(8, 3)), dtype, rounding(dtype, 12))
 
 
 @HALF
 @pytest.mark.parametrize("shape", [(70_000, 2), (1, 280, 250, 1)], ids=["product", "convolution"])
 def test_mean_of_70000_threes(dtype, shape):
-    axes, w = (0, jnp.full((2, 1), 1.5)) if len(shape) == 2 else ((1, 2), jnp.full((1, 1, 1, 1), 3.0))
+    axes, w = (0, full((2, 1), 1.5)) if len(shape) == 2 else ((1, 2), full((1, 1, 1, 1), 3.0))
 
     def mean(x, w, v):
         # The sum is 210,000. The loss is scaled: the cotangent of an element, 1 / 70,000, has few digits in float16.
         return (x @ w if w.ndim == 2 else convolve(x, w)).mean(axes).reshape(1, 1) @ v * 1024
 
-    check(mean, (jnp.ones(shape), w, jnp.ones((1, 2))), dtype)
+    check(mean, (ones(shape), w, ones((1, 2))), dtype)
 
 
 @HALF
 def test_cumsum_beyond_65504(dtype):
-    args = jnp.ones((40_000, 1)), jnp.full((1, 1), 3.0), jnp.ones((1, 2))
+    args = ones((40_000, 1)), full((1, 1), 3.0), ones((1, 2))
     check(lambda x, w, v: jnp.cumsum(x @ w, axis=0)[-4:] / 2**15 @ v, args, dtype)
 
 
@@ -148,7 +149,7 @@ def test_bias_gradient_under_a_loss_scale(dtype):
         # The cotangent of each of 4096 rows is 32, that of the bias 131,072.
         return ((x @ w + bias) @ v).mean() * 2.0**15 * 4
 
-    args = jnp.zeros((1, 4)), jnp.ones((4096, 2)) / 64, jnp.eye(2, 4), jnp.full((4, 1), 1.0)
+    args = zeros((1, 4)), ones((4096, 2)) / 64, eye(2, 4), full((4, 1), 1.0)
     want = jax.jit(jax.grad(loss))(*args)
     assert want.min() > 65504
     assert_close(jax.jit(jax.grad(autocast(loss, dtype)))(*args), want, rounding(dtype))
@@ -162,7 +163,7 @@ def test_gate_gradient_summed_over_positions_under_a_loss_scale(dtype, scale):
         return convolve(convolve(images, kernel) * gate, kernel).sum() * scale
 
     # 4096 positions with a cotangent of `scale` each: a float16 sum of 12s stops early, one of 32s leaves the range.
-    args = jnp.zeros((4, 3)), jnp.ones((2, 64, 64, 3)), jnp.eye(3)[None, None], jnp.full((2, 4), 1 / 8)
+    args = zeros((4, 3)), ones((2, 64, 64, 3)), eye(3)[None, None], full((2, 4), 1 / 8)
     assert_close(jax.jit(jax.grad(autocast(loss, dtype)))(*args), jax.jit(jax.grad(loss))(*args), rounding(dtype))
 
 
@@ -171,9 +172,9 @@ def test_gradient_of_a_maximum_with_3000_ties(dtype):
     def largest(y, x, w, v):
         return ((x @ w + y).max(axis=0, keepdims=True) @ v).sum() * 1024  # 1 / 3000 has few digits in float16
 
-    args = jnp.ones((3000, 1)), jnp.ones((3000, 2)), jnp.ones((2, 1)), jnp.ones((1, 1))
+    args = ones((3000, 1)), ones((3000, 2)), ones((2, 1)), ones((1, 1))
     got = jax.jit(jax.grad(autocast(largest, dtype)))(*args)
-    assert_close(got, jnp.full((3000, 1), 1024 / 3000), rounding(dtype))
+    assert_close(got, full((3000, 1), 1024 / 3000), rounding(dtype))
     assert float(got.sum()) == pytest.approx(1024, rel=rounding(dtype))
 
 
@@ -182,7 +183,7 @@ def test_gradient_of_a_row_that_is_gathered_4096_times(dtype):
     def loss(w, x, v):
         return ((x @ w)[np.zeros(4096, int)] @ v).sum()  # in half a sum of ones ends at 256 or 2048
 
-    args = jnp.eye(2), jnp.ones((3, 2)), jnp.ones((2, 1))
+    args = eye(2), ones((3, 2)), ones((2, 1))
     np.testing.assert_array_equal(jax.jit(jax.grad(autocast(loss, dtype)))(*args), np.full((2, 2), 4096))
 
 
@@ -196,7 +197,7 @@ def test_loop_state_adds_up_exactly(dtype, loop):
             return jax.lax.scan(lambda c, _: (c + x @ w, None), start, length=5000)[0]
         return jax.lax.fori_loop(0, 5000, lambda _, c: c + x @ w, start)
 
-    args = jnp.ones((2, 2)), jnp.eye(2), jnp.full((2, 2), 2.0**-12)
+    args = ones((2, 2)), eye(2), full((2, 2), 2.0**-12)
     got = jax.jit(autocast(count, dtype))(*args)
     np.testing.assert_array_equal(got, jax.jit(count)(*args))
     np.testing.assert_array_equal(got, 1 + 5000 * 2.0**-12)
@@ -212,27 +213,27 @@ def test_gated_state_converges_beyond_the_digits_of_half(dtype):
             c = forget * c + write
             return c, jnp.tanh(c) @ w[:2]
 
-        return jax.lax.scan(step, jnp.zeros((2, 2)), length=6000)[0]
+        return jax.lax.scan(step, zeros((2, 2)), length=6000)[0]
 
     # The logits, 6 and -6, are exact in half, and the gates are computed from them in float32.
-    w, x = jnp.concatenate([jnp.full((2, 2), 3.0), jnp.full((2, 2), -3.0)], axis=1), jnp.ones((2, 2))
+    w, x = jnp.concatenate([full((2, 2), 3.0), full((2, 2), -3.0)], axis=1), ones((2, 2))
     forget, write = 1 / (1 + np.exp(-6.0)), 1 / (1 + np.exp(6.0))
     assert product_dtypes(jax.make_jaxpr(autocast(run, dtype))(w, x)) == {SHORT[dtype.dtype.name]}
-    assert_close(jax.jit(autocast(run, dtype))(w, x), jnp.full((2, 2), np.float32(write / (1 - forget))), 1e-4)
+    assert_close(jax.jit(autocast(run, dtype))(w, x), full((2, 2), np.float32(write / (1 - forget))), 1e-4)
 
 
 @HALF
 @pytest.mark.parametrize(("form", "uses"), [("scan", 3000), pytest.param("unrolled", 600, marks=pytest.mark.slow)])
 def test_gradient_of_a_weight_with_3000_uses(dtype, form, uses):
     # All contributions are 1.203125, exact in bfloat16: summed in half, they would be rounded to 1 from 512 on.
-    x = jnp.full((1, 2), 1.203125)
+    x = full((1, 2), 1.203125)
 
     def total(w):
         if form == "scan":
             return jax.lax.scan(lambda c, _: (c + (x @ w).sum(), None), 0.0, length=uses)[0]
         return sum((x @ w).sum() for _ in range(uses))
 
-    np.testing.assert_allclose(jax.jit(jax.grad(autocast(total, dtype)))(jnp.ones((2, 2))), 1.203125 * uses, rtol=1e-3)
+    np.testing.assert_allclose(jax.jit(jax.grad(autocast(total, dtype)))(ones((2, 2))), 1.203125 * uses, rtol=1e-3)
 
 
 @HALF
@@ -245,7 +246,7 @@ def test_positions_beyond_2048_are_not_rounded(dtype):
     def largest(x, w):
         return jax.lax.top_k(add(x, w), 3)[1], jnp.argmax(add(x, w))
 
-    args = jnp.zeros((4096, 2)), jnp.ones((2, 1))
+    args = zeros((4096, 2)), ones((2, 1))
     np.testing.assert_array_equal(jax.jit(autocast(add, dtype))(*args), position)
     three, one = jax.jit(autocast(largest, dtype))(*args)
     assert three.tolist() == [4095, 4094, 4093] and one == 4095
@@ -259,8 +260,8 @@ def test_one_hot_of_float_positions_beyond_2048(dtype):
 
     # In float16 2049 is 2048, in bfloat16 257 is 256.
     wanted = jnp.array([257.0, 2049.0, 4095.0])
-    table = jnp.arange(4096.0)[:, None] % 61 * jnp.ones((1, 2))
-    got = jax.jit(autocast(look_up, dtype))(wanted, table, jnp.eye(2))[:, 0]
+    table = jnp.arange(4096.0)[:, None] % 61 * ones((1, 2))
+    got = jax.jit(autocast(look_up, dtype))(wanted, table, eye(2))[:, 0]
     np.testing.assert_array_equal(got, np.array([257, 2049, 4095]) % 61)
 
 
@@ -268,7 +269,7 @@ def test_one_hot_of_float_positions_beyond_2048(dtype):
 @pytest.mark.parametrize("kind", ["batch", "layer"])
 def test_normalization_of_large_values(dtype, kind):
     norm = BatchNorm(jmp.get_policy("float32")) if kind == "batch" else nn.LayerNorm()
-    x, w, v = normal(64, 16, scale=300) + 100, jnp.eye(16), normal(16, 4)
+    x, w, v = normal(64, 16, scale=300) + 100, eye(16), normal(16, 4)
     extra = (True,) if kind == "batch" else ()
     variables = norm.init(jax.random.key(0), x, *extra)
 

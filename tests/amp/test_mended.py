@@ -8,7 +8,7 @@ from jax import lax
 
 from mixedres.amp import autocast, explain
 from tests.amp.graphs import distance
-from tests.arrays import normal
+from tests.arrays import eye, normal, ones
 
 X, W1, W2 = normal(0, (4, 8)), normal(1, (8, 16)), normal(2, (16, 8))
 
@@ -46,7 +46,7 @@ def test_long_chains_and_diamonds_of_clear_ops():
             h = jnp.where(jnp.arange(16)[None] == i % 16, -h, h)
         for _ in range(60):
             h = jnp.maximum(h, -h)
-        return (h[:, :1] * jnp.ones((4, 16))) @ W2
+        return (h[:, :1] * ones((4, 16))) @ W2
 
     assert explain(program)(X).decisions[-1].dtype == jnp.float16
 
@@ -113,7 +113,7 @@ def test_gradient_of_a_half_value_read_by_every_step():
 
 def test_vmap_of_a_while_loop_with_products_stops_each_example():
     """vmap batches the predicate; an example that is done keeps its state, random keys included."""
-    double = 2 * jnp.eye(4)
+    double = 2 * eye(4)
 
     def steps(x, count, key):
         return jax.lax.while_loop(
@@ -122,7 +122,7 @@ def test_vmap_of_a_while_loop_with_products_stops_each_example():
             (x, count, key),
         )
 
-    x, counts = jnp.ones((2, 3, 4)), jnp.arange(6).reshape(2, 3)
+    x, counts = ones((2, 3, 4)), jnp.arange(6).reshape(2, 3)
     x, left, keys = autocast(jax.vmap(jax.vmap(steps)))(x, counts, jax.random.split(jax.random.key(0), (2, 3)))
     assert (x[..., 0] == 2.0**counts).all() and (left == 0).all()
     assert (keys == jax.vmap(jax.vmap(steps))(x, counts, jax.random.split(jax.random.key(0), (2, 3)))[2]).all()

@@ -11,7 +11,7 @@ from jax import lax
 
 from mixedres.amp import autocast
 from tests.amp.graphs import colors, product_dtypes
-from tests.arrays import uniform
+from tests.arrays import uniform, zeros
 
 DTYPES = [jnp.float16, jnp.bfloat16]
 RATE = 2.0**-10  # a float16 number: a constant that is none keeps what follows it in float32 by another rule
@@ -64,8 +64,8 @@ def raveled_sgd(w, state, g):
 OPTIMIZERS = {
     "sgd": (sgd, ()),
     "decayed sgd": (decayed_sgd, ()),
-    "momentum": (momentum, jnp.zeros((8, 8))),
-    "adam": (adam, (jnp.zeros((8, 8)), jnp.zeros((8, 8)))),
+    "momentum": (momentum, zeros((8, 8))),
+    "adam": (adam, (zeros((8, 8)), zeros((8, 8)))),
     "raveled sgd": (raveled_sgd, ()),
     "checked sgd": (checked_sgd, ()),
     "projected sgd": (projected_sgd, ()),

@@ -9,7 +9,7 @@ from jax import lax
 from mixedres._internal.jax_compat import equations
 from mixedres.amp import autocast, explain
 from tests.amp.graphs import SHORT
-from tests.arrays import normal
+from tests.arrays import eye, normal, ones
 
 X, W, Y = normal(0, (24, 6)), normal(1, (6, 6), scale=6**-0.5), normal(2, (24,))
 HALF = pytest.mark.parametrize("half", ["float16", "bfloat16"])
@@ -29,7 +29,7 @@ def exact(left, right, half):
 
 def log_likelihood(x, noise=0.05):
     """A Gaussian process with a linear kernel: x and y to the logarithm of their probability, but for a constant."""
-    kernel = x @ x.T + noise * jnp.eye(len(x))
+    kernel = x @ x.T + noise * eye(len(x))
     factor = jnp.linalg.cholesky(kernel)
     return Y @ jax.scipy.linalg.cho_solve((factor, True), Y) / 2 + jnp.log(jnp.diag(factor)).sum()
 
@@ -87,7 +87,7 @@ def test_cholesky_factor_of_a_gram_matrix_is_finite_and_right(half, limit):
 # For these XLA's CPU backend has no kernel with bfloat16 operands and a float32 result: (function, in numpy, shapes).
 FORMS = {
     "gradient of a layer": (
-        lambda x, g: jax.grad(lambda w: jnp.sum((x @ w) * g))(jnp.ones((6, 8))),
+        lambda x, g: jax.grad(lambda w: jnp.sum((x @ w) * g))(ones((6, 8))),
         lambda x, g: np.einsum("btv,btw->vw", x, g),
         ((4, 5, 6), (4, 5, 8)),
     ),

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from mixedres.numerics import first_nonfinite
 from mixedres.train import losses
+from tests.arrays import full, ones
 from tests.numerics import cases
 from tests.numerics.cases import F16, F32
 
@@ -76,7 +77,7 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(self, x, bias=None):
         if bias is None:
-            bias = jnp.where(jnp.tril(jnp.ones((x.shape[1],) * 2, bool)), 0, -jnp.inf).astype(F16)
+            bias = jnp.where(jnp.tril(ones((x.shape[1],) * 2, bool)), 0, -jnp.inf).astype(F16)
         for index in range(2):
             q, k, v = (nn.Dense(x.shape[-1], dtype=F16, name=f"{name}{index}")(x) for name in "qkv")
             x = nn.softmax(q @ k.mT / F16(np.sqrt(x.shape[-1])) + bias[None]) @ v
@@ -258,6 +259,6 @@ def test_operations_of_jax_have_the_line_of_the_call():
     def fn(x):
         return jnp.linalg.norm(x)  # traced once for all its callers: no frame of the product in it is of this file
 
-    origin = first_nonfinite(fn, jnp.full((2, 2), 300, F16)).origin
+    origin = first_nonfinite(fn, full((2, 2), 300, F16)).origin
     assert about(origin) == ("", "forward", "mul") and origin.inputs[0].largest == 300
     assert_written_in(origin, __file__, "jnp.linalg.norm(x)")

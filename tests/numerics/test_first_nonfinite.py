@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from mixedres.numerics import first_nonfinite
 from mixedres.numerics._nonfinite import finding as finding_module
+from tests.arrays import full, ones, zeros
 
 F16 = jnp.float16
 
@@ -80,7 +81,7 @@ def test_unused_infinity_is_not_blamed():
 @pytest.mark.parametrize(
     ("fn", "primitive"),
     [
-        (lambda x: jnp.ones(3, F16) / (x + F16(6e4)), "div"),  # 1 / inf
+        (lambda x: ones(3, F16) / (x + F16(6e4)), "div"),  # 1 / inf
         (lambda x: jax.lax.rsqrt(x * x), "rsqrt"),
         (lambda x: jnp.tanh(x * x) + jnp.minimum(jnp.exp(x), 1), ""),  # right for an infinite operand
         (lambda x: jax.nn.softmax(jnp.where(x > 2, -jnp.inf, jnp.arange(3, dtype=F16))), ""),
@@ -98,10 +99,10 @@ def test_hidden_infinity_is_named(fn, primitive):
 
 def test_factor_of_a_derivative_is_backward():
     """The derivative of a norm at 0 divides in the forward pass, at a line without a division."""
-    origin = first_nonfinite(jax.grad(lambda x: 2 * jnp.linalg.norm(x)), jnp.zeros(3)).origin
+    origin = first_nonfinite(jax.grad(lambda x: 2 * jnp.linalg.norm(x)), zeros(3)).origin
     assert origin.array.primitive == "div" and origin.array.direction == finding_module.FACTOR
     assert "backward (a factor of the derivative, computed in the forward pass): div" in str(origin)
-    origin = first_nonfinite(jax.grad(lambda x: jnp.sqrt(jnp.exp(x)).sum()), jnp.full(3, 100.0)).origin
+    origin = first_nonfinite(jax.grad(lambda x: jnp.sqrt(jnp.exp(x)).sum()), full(3, 100.0)).origin
     assert (origin.array.primitive, origin.array.direction) == ("exp", "forward")
 
 
@@ -116,9 +117,9 @@ def test_direction_is_known_inside_checkpoint_and_custom_rules():
         with jax.named_scope("outer"):
             return jax.checkpoint(lambda x: jnp.sin(steep(jnp.tanh(x))))(x).sum()
 
-    finding = first_nonfinite(jax.value_and_grad(fn), jnp.full(3, 0.1, F16))
+    finding = first_nonfinite(jax.value_and_grad(fn), full(3, 0.1, F16))
     assert finding.origin is None
-    finding = first_nonfinite(jax.grad(lambda x: 8 * fn(x)), jnp.full(3, 0.1, F16))
+    finding = first_nonfinite(jax.grad(lambda x: 8 * fn(x)), full(3, 0.1, F16))
     assert finding.origin.array.direction == "backward" and finding.origin.array.primitive == "mul"
     assert finding.origin.array.path.startswith("outer") and finding.origin.array.path.endswith("rule")
     assert finding.origin.inputs[0].largest < 9
@@ -189,7 +190,7 @@ def test_device_is_blamed_and_the_all_reduce_is_not(checked):
 
 def test_names_must_fit_the_arguments():
     with pytest.raises(ValueError, match=r"one name for each of the 1 arguments, got \['a', 'b'\]"):
-        first_nonfinite(jnp.sin, jnp.ones(2), names=("a", "b"))
+        first_nonfinite(jnp.sin, ones(2), names=("a", "b"))
 
 
 def test_arguments_except_arrays_pass_unchanged():
@@ -200,8 +201,8 @@ def test_arguments_except_arrays_pass_unchanged():
             x = activation(x @ weight)
         return x
 
-    layers = [(jnp.ones((4, 4)), jnp.tanh), (jnp.full((4, 4), 2.0), jnp.log)]
-    finding = first_nonfinite(network, layers, -jnp.ones((2, 4)), names=("model", "x"))
+    layers = [(ones((4, 4)), jnp.tanh), (full((4, 4), 2.0), jnp.log)]
+    finding = first_nonfinite(network, layers, -ones((2, 4)), names=("model", "x"))
     assert finding.origin.array.primitive == "log" and finding.arrays[0].path == "model/0/0"
     for text in (str(finding), str(finding.origin)):
         assert "log, float32[2,4]" in text and f"{__file__}:" in text and len(text.splitlines()) == 1

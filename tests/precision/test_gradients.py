@@ -20,10 +20,10 @@ from mixedres.precision import (
     scaled,
     value_and_grad,
 )
-from tests.arrays import normal
+from tests.arrays import normal, zeros
 
 SCALE = StaticLossScale(2.0**13)
-PARAMS = {"w": normal(0, (8, 2)), "b": jnp.zeros((1, 2))}
+PARAMS = {"w": normal(0, (8, 2)), "b": zeros((1, 2))}
 X = normal(1, (16, 8))
 
 

@@ -19,6 +19,7 @@ from mixedres.precision import (
     scaled,
     value_and_grad,
 )
+from tests.arrays import full, ones, zeros
 from tests.train.step_cases import bits
 
 STEPS = 4
@@ -142,7 +143,7 @@ def test_scale_except_powers_of_two_costs_one_rounding(name):
 def test_unscaling_uses_the_scale_of_the_step():
     # Grows with every step: divided by the new scale, each update would be half as large.
     tx = loss_scaled(optax.sgd(1.0), DynamicLossScale(loss_scale=8.0, period=1))
-    state = tx.init(jnp.zeros(2))
+    state = tx.init(zeros(2))
     for scale in (8.0, 16.0, 32.0):
         assert state.loss_scale.loss_scale == scale
         grads = scaled(jnp.array([24.0, -40.0]), state)
@@ -159,7 +160,7 @@ def test_unscaling_uses_the_scale_of_the_step():
 
 def test_gradient_that_unscaling_makes_infinite_skips_the_step():
     tx = loss_scaled(optax.sgd(1.0), StaticLossScale(0.25))
-    state = tx.init(jnp.zeros(2))
+    state = tx.init(zeros(2))
     updates, state = tx.update(scaled(jnp.array([1.0, 3e38]), state), state)
     assert not state.grads_finite and not updates.any()
 
@@ -232,21 +233,21 @@ def test_extra_arguments_reach_the_optimizer():
     def update(updates, state, params=None, *, value, **extra):
         return jax.tree.map(lambda u: u * value, updates), state + extra["other"]
 
-    inner = optax.GradientTransformationExtraArgs(lambda params: jnp.zeros(()), update)
+    inner = optax.GradientTransformationExtraArgs(lambda params: zeros(()), update)
     tx = loss_scaled(inner, StaticLossScale(4.0))
     assert isinstance(tx, optax.GradientTransformationExtraArgs)
     grads = scaled(jnp.array([8.0]), StaticLossScale(4.0))
-    updates, state = tx.update(grads, tx.init(jnp.zeros(1)), value=3.0, other=5.0)
+    updates, state = tx.update(grads, tx.init(zeros(1)), value=3.0, other=5.0)
     assert (updates[0], state.inner_state) == (6.0, 5.0)
     # An optimizer that takes none ignores them, as everywhere in optax.
     plain = loss_scaled(optax.sgd(1.0), StaticLossScale(4.0))
-    updates, _ = plain.update(grads, plain.init(jnp.zeros(1)), value=3.0)
+    updates, _ = plain.update(grads, plain.init(zeros(1)), value=3.0)
     assert updates[0] == -2.0
 
 
 def test_wrapper_inside_a_chain():
     tx = optax.chain(loss_scaled(optax.identity(), StaticLossScale(4.0)), optax.scale(-0.5))
-    state = tx.init(jnp.zeros(2))
+    state = tx.init(zeros(2))
     updates, (state, _) = tx.update(scaled(jnp.array([8.0, 2.0]), state), state)
     assert isinstance(state, LossScaledState)
     np.testing.assert_array_equal(updates, [-1.0, -0.25])
@@ -268,9 +269,9 @@ def test_state_of_another_optimizer_is_refused():
 
 def test_non_finite_loss_skips_the_step():
     tx = loss_scaled(optax.sgd(1.0), DynamicLossScale(loss_scale=4.0))
-    state = tx.init(jnp.ones(2))
+    state = tx.init(ones(2))
     for value, applied in ((1.0, True), (jnp.inf, False), (jnp.nan, False)):
-        updates, after = tx.update(scaled(jnp.full(2, 4.0), state), state, jnp.ones(2), value=jnp.float32(value))
+        updates, after = tx.update(scaled(full(2, 4.0), state), state, ones(2), value=jnp.float32(value))
         assert after.grads_finite == applied and after.loss_scale.loss_scale == (4.0 if applied else 2.0)
         np.testing.assert_array_equal(updates, -1.0 if applied else -0.0)
 
@@ -294,7 +295,7 @@ SHAPES = [(), (3,), (5000,), (0, 4), (2, 3), (100_000, 2), (3, 3, 16, 64), (512,
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_one_bad_number_anywhere_is_found(shape):
     tx = loss_scaled(optax.sgd(1.0), NoOpLossScale())
-    grads = {"other": jnp.ones((2, 2)), "this": np.ones(shape, np.float32)}
+    grads = {"other": ones((2, 2)), "this": np.ones(shape, np.float32)}
     state, update = tx.init(grads), jax.jit(tx.update)
     assert update(grads, state)[1].grads_finite
     size = grads["this"].size
@@ -311,20 +312,20 @@ def test_sharded_gradients_are_checked(axis_type, spec):
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
     tx = loss_scaled(optax.sgd(1.0), NoOpLossScale())
     with jax.set_mesh(mesh):
-        grads = {"kernel": jax.device_put(jnp.ones((64, 64)), sharding), "bias": jnp.ones(8)}
+        grads = {"kernel": jax.device_put(ones((64, 64)), sharding), "bias": ones(8)}
         state, update = tx.init(grads), jax.jit(tx.update)
         updates, after = update(grads, state)
         assert after.grads_finite and updates["kernel"].sharding.is_equivalent_to(sharding, 2)
-        spoiled = jax.device_put(jnp.ones((64, 64)).at[63, 63].set(jnp.inf), sharding)
+        spoiled = jax.device_put(ones((64, 64)).at[63, 63].set(jnp.inf), sharding)
         assert not update(grads | {"kernel": spoiled}, state)[1].grads_finite
 
 
 @pytest.mark.parametrize("kind", ["dynamic", 128.0, "none"])
 def test_flax_serializes_the_state(kind):
     tx = loss_scaled(optax.adam(0.1), make_loss_scale(kind))
-    state = tx.init({"w": jnp.ones(2)})
+    state = tx.init({"w": ones(2)})
     _, state = tx.update(scaled({"w": jnp.asarray([1.0, jnp.inf])}, state), state)
-    restored = serialization.from_bytes(tx.init({"w": jnp.zeros(2)}), serialization.to_bytes(state))
+    restored = serialization.from_bytes(tx.init({"w": zeros(2)}), serialization.to_bytes(state))
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     assert [np.asarray(x).dtype for x in jax.tree.leaves(restored)] == [x.dtype for x in jax.tree.leaves(state)]
     jax.tree.map(np.testing.assert_array_equal, restored, state)
@@ -335,16 +336,16 @@ def test_flax_serializes_the_state(kind):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"value": jnp.ones(2)}, r"value must be the unscaled loss, a float scalar, got float32\[2\]"),
+        ({"value": ones(2)}, r"value must be the unscaled loss, a float scalar, got float32\[2\]"),
         ({"value": 3}, "value must be the unscaled loss"),
-        ({"grad": jnp.ones(2)}, "grad must be the unscaled gradients"),
+        ({"grad": ones(2)}, "grad must be the unscaled gradients"),
         ({"value_fn": 1.0}, "value_fn must be a function of the parameters to the unscaled loss, got 1.0"),
     ],
 )
 def test_extra_arguments_of_update_are_checked(given, message):
     tx = loss_scaled(optax.sgd(0.1), StaticLossScale(2.0))
     with pytest.raises(TypeError, match=message):
-        tx.update(scaled({"w": jnp.ones(2)}, StaticLossScale(2.0)), tx.init({"w": jnp.ones(2)}), **given)
+        tx.update(scaled({"w": ones(2)}, StaticLossScale(2.0)), tx.init({"w": ones(2)}), **given)
 
 
 def test_line_search_takes_the_unscaled_loss_and_gradient():
@@ -354,7 +355,7 @@ def test_line_search_takes_the_unscaled_loss_and_gradient():
         return jnp.sum((params - jnp.arange(4.0)) ** 4)
 
     def minimized(tx, scale, scaled_optimizer):
-        params = jnp.zeros(4)
+        params = zeros(4)
         state = tx.init(params)
         for _ in range(5):
             value, grads = value_and_grad(loss)(scale, params)

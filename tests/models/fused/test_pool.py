@@ -8,6 +8,7 @@ import pytest
 from mixedres.models.fused.pool import max_pool, unpool
 from mixedres.models.names import PADDINGS
 from mixedres.models.operations import max_pool as plain_pool
+from tests.arrays import full, zeros
 
 pool = jax.jit(max_pool, static_argnames="padding")
 spread_gradients = jax.jit(unpool, static_argnames=("shape", "padding"))
@@ -46,7 +47,7 @@ def test_fused_pool_equals_the_plain_pool(size, dtype, padding):
 @pytest.mark.parametrize("value", [0.0, -np.inf], ids=str)
 def test_of_equal_values_the_first_is_the_maximum(value):
     """Row by row; of zeros there are many after a ReLU. XLA's own pool does the same."""
-    x = jnp.full((1, 6, 6, 1), value)
+    x = full((1, 6, 6, 1), value)
     _, where = pool(x, padding="pytorch")
     g = jnp.arange(1.0, 10).reshape(1, 3, 3, 1)
     dx = spread_gradients(g, where, shape=x.shape, padding="pytorch")
@@ -61,7 +62,7 @@ def test_of_equal_values_the_first_is_the_maximum(value):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_nan_is_the_maximum(dtype):
-    x = jnp.zeros((1, 6, 6, 1), dtype).at[0, 2, 2, 0].set(jnp.nan).at[0, 5, 5, 0].set(jnp.inf)
+    x = zeros((1, 6, 6, 1), dtype).at[0, 2, 2, 0].set(jnp.nan).at[0, 5, 5, 0].set(jnp.inf)
     largest, _ = pool(x, padding="pytorch")
     expected = np.zeros((3, 3))
     expected[1, 1], expected[2, 2] = np.nan, np.inf
