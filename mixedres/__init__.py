@@ -32,11 +32,4 @@ __all__ = [
     "train",
 ]
 
-__getattr__ = importer(
-    __name__,
-    {
-        **dict.fromkeys(("ConfigError", "MixedresError"), "_internal.errors"),
-        **dict.fromkeys(("autocast", "explain"), "amp"),
-        **dict.fromkeys(("Run", "fit", "load"), "run"),
-    },
-)
+__getattr__ = importer(__name__)

@@ -72,13 +72,4 @@ __all__ = [
     "write_weights",
 ]
 
-__getattr__ = importer(
-    __name__,
-    {
-        **dict.fromkeys(("Architecture", "architecture", "from_tensors", "to_tensors"), "layouts"),
-        **dict.fromkeys(("create_network", "describe_weights", "input_shape", "network_name"), "load"),
-        **dict.fromkeys(("read_weights", "variables"), "load"),
-        "Checkpoints": "manager",
-        **dict.fromkeys(("WeightsFile", "write_weights"), "weights"),
-    },
-)
+__getattr__ = importer(__name__)

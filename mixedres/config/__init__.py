@@ -46,4 +46,4 @@ __all__ = [
     "validate",
 ]
 
-__getattr__ = importer(__name__, {"precision_of": "precision"})
+__getattr__ = importer(__name__)

@@ -66,15 +66,4 @@ __all__ = [
 ]
 
 # Imported on demand, because the image libraries are slow to import and processes that only read data need no others.
-__getattr__ = importer(
-    __name__,
-    {
-        "IMAGE_EXTENSIONS": "datasets.folder",
-        "available_cpus": "images.worker_processes",
-        "center_crops": "images.crops",
-        "get_preprocessing": "images.preprocessing",
-        "images_below": "datasets.folder",
-        "uri_of_photograph": "images.thumbnails",
-        "uri_of_pixels": "images.thumbnails",
-    },
-)
+__getattr__ = importer(__name__)

@@ -38,18 +38,4 @@ __all__ = [
     "resnet_shape",
 ]
 
-__getattr__ = importer(
-    __name__,
-    {
-        "INITIALIZERS": "factory",
-        "Network": "factory",
-        "NormalizeFn": "normalize",
-        "ResNet": "resnet",
-        "compiler_options": "factory",
-        "create": "factory",
-        "for_inference": "folding",
-        "for_platform": "factory",
-        "module_paths": "layers",
-        "normalization": "normalize",
-    },
-)
+__getattr__ = importer(__name__)

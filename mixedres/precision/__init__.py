@@ -33,10 +33,4 @@ __all__ = [
 ]
 
 # Imported on use: a prediction does not need optax.
-__getattr__ = importer(
-    __name__,
-    {
-        **dict.fromkeys(("LossScaledState", "ScaledGradients", "find_state", "scaled", "value_and_grad"), "_gradients"),
-        **dict.fromkeys(("Rewritten", "enable_rewrite", "loss_scaled"), "_loss_scaled"),
-    },
-)
+__getattr__ = importer(__name__)

@@ -30,13 +30,4 @@ __all__ = [
     "write_errors",
 ]
 
-__getattr__ = importer(
-    __name__,
-    {
-        **dict.fromkeys(("add_arguments", "find_images"), "arguments"),
-        **dict.fromkeys(("Classifier", "open_classifier", "read_classifier"), "classifier"),
-        **dict.fromkeys(("Prediction", "Prepared", "default_batch_size", "predictions", "prepare"), "inference"),
-        **dict.fromkeys(("Gallery", "Tile"), "gallery"),
-        "write_errors": "errors_page",
-    },
-)
+__getattr__ = importer(__name__)

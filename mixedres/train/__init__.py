@@ -33,18 +33,4 @@ __all__ = [
     "steps",
 ]
 
-__getattr__ = importer(
-    __name__,
-    {
-        "Experiment": "experiment",
-        "OnResults": "evaluation",
-        "TrainState": "step",
-        "compare_presets": "evaluation",
-        "diagnosis": "debug.diagnosis",
-        "evaluate": "evaluation",
-        "fit": "run",
-        "monitor": "debug.monitor",
-        "nonfinite": "debug.nonfinite",
-        **dict.fromkeys(("Plan", "plan"), "planning"),
-    },
-)
+__getattr__ = importer(__name__)
