@@ -70,31 +70,15 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> command_line.Parser:
     parser = command_line.Parser("python -m mixedres.data.prepare", _DESCRIPTION)
-    parser.add_argument("--from", dest="source", metavar="DIR", type=_directory, required=True, help="the folder")
-    parser.add_argument("--to", dest="target", metavar="DIR", type=_directory, required=True, help="the copy")
-    parser.add_argument("--short_side", metavar="N", type=_between(16, 65500), help="short side of the copies, pixels")
-    parser.add_argument("--quality", metavar="Q", type=_between(1, 100), default=90, help="JPEG quality (default 90)")
-    parser.add_argument(
-        "--processes", metavar="N", type=_between(1, 1024), help="processes that copy (default: one per CPU core)"
-    )
+    path = command_line.path
+    parser.add_argument("--from", dest="source", metavar="DIR", type=path, required=True, help="the folder")
+    parser.add_argument("--to", dest="target", metavar="DIR", type=path, required=True, help="the copy")
+    parser.add_argument("--short_side", metavar="N", type=int, help="short side of the copies in pixels")
+    parser.add_argument("--quality", metavar="Q", type=int, default=90, help="JPEG quality (default 90)")
+    parser.add_argument("--processes", metavar="N", type=int, help="processes that copy (default: one per CPU core)")
     skips = ["stop", "skip"]
     parser.add_argument("--on_error", choices=skips, default="stop", help="at an unreadable image (default stop)")
     return parser
-
-
-def _directory(text: str) -> pathlib.Path:
-    if not text:
-        raise ConfigError("a directory has no name; name a folder, such as --from=IMAGES --to=SMALL")
-    return command_line.path(text).absolute()
-
-
-def _between(lowest: int, highest: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and lowest <= int(text) <= highest):
-            raise ConfigError(f"{text!r} is not a whole number from {lowest} to {highest}; --help says more")
-        return int(text)
-
-    return parse
 
 
 def _check(source: pathlib.Path, target: pathlib.Path, chosen: Record) -> None:
@@ -105,18 +89,27 @@ def _check(source: pathlib.Path, target: pathlib.Path, chosen: Record) -> None:
             "--config.data.name=folder, or pack a data set where TensorFlow is installed: tfds build NAME "
             "--file_format=array_record --data_dir=DATA"
         )
-    if not source.is_dir():
-        raise ConfigError(f"--from={source} is no directory; name a folder of images")
-    if target.exists() and not target.is_dir():
-        raise ConfigError(f"--to={target} is a file; name a new directory")
-    if target.resolve().is_relative_to(source.resolve()):
-        raise ConfigError(f"--to={target} lies in {source}, where it would become one of its classes; name another")
     before = read_json(target / _OPTIONS)
-    if before is None and target.exists() and any(target.iterdir()):
-        raise ConfigError(f"--to={target} holds other files; name a new directory")
-    if before is not None and without_stamp(before) != chosen:
-        flags = " ".join(f"--{key}={value}" for key, value in without_stamp(before).items())
-        raise ConfigError(f"--to={target} holds copies made with {flags}; give the same, or name a new directory")
+    flags = " ".join(f"--{key}={value}" for key, value in without_stamp(before or {}).items())
+    for right, mistake in (
+        (chosen["short_side"] >= 16, f"--short_side={chosen['short_side']} must be at least 16"),
+        (1 <= chosen["quality"] <= 100, f"--quality={chosen['quality']} must be from 1 to 100"),
+        (source.is_dir(), f"--from={source} is no directory; name a folder of images"),
+        (
+            not target.resolve().is_relative_to(source.resolve()),
+            f"--to={target} lies in {source}, where it would become one of its classes; name another",
+        ),
+        (
+            before is not None or not target.exists() or (target.is_dir() and not any(target.iterdir())),
+            f"--to={target} holds other files; name a new directory",
+        ),
+        (
+            before is None or without_stamp(before) == chosen,
+            f"--to={target} holds copies made with {flags}; give the same, or name a new directory",
+        ),
+    ):
+        if not right:
+            raise ConfigError(mistake)
 
 
 def _is_copied(image: str, copy: str) -> bool:
@@ -140,7 +133,7 @@ def _copy_all(
 
     tasks = [pairs[start : start + _TASK] for start in range(0, len(pairs), _TASK)]
     spawning, left_out = multiprocessing.get_context("spawn"), 0
-    number = processes or available_cpus()
+    number = max(1, processes or available_cpus())
     with concurrent.futures.ProcessPoolExecutor(number, spawning, initialize_worker, (0, number)) as pool:
         try:
             with signals_blocked():

@@ -130,8 +130,8 @@ def test_unreadable_image_stops_or_is_left_out(tmp_path, capsys):
     ("more", "words"),
     [
         ((), "--short_side is missing; write such as --short_side=480"),
-        (("--short_side=8",), "'8' is not a whole number from 16 to 65500"),
-        (("--short_side=64", "--quality=0"), "'0' is not a whole number from 1 to 100"),
+        (("--short_side=8",), "--short_side=8 must be at least 16"),
+        (("--short_side=64", "--quality=0"), "--quality=0 must be from 1 to 100"),
         (("--short_side=64", "--from=nowhere"), "nowhere is no directory"),
         (("--short_side=64", "--to=images/small"), "it would become one of its classes"),
         (("--short_side=64", "--to=other"), "holds other files; name a new directory"),
