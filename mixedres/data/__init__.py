@@ -25,6 +25,7 @@ from mixedres.data.sources import (
 
 if TYPE_CHECKING:
     from mixedres.data.datasets.folder import IMAGE_EXTENSIONS, images_below
+    from mixedres.data.images import geometry
     from mixedres.data.images.crops import center_crops
     from mixedres.data.images.preprocessing import get_preprocessing
     from mixedres.data.images.thumbnails import uri_of_photograph, uri_of_pixels
@@ -57,6 +58,7 @@ __all__ = [
     "check_labels",
     "check_source",
     "endless",
+    "geometry",
     "get_preprocessing",
     "identity",
     "images_below",

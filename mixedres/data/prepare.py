@@ -128,8 +128,8 @@ def _copy_all(
     Raises:
       DataError: at the first unreadable image, unless it `skips` such images.
     """
-    from mixedres.data.images.smaller import copy_images
     from mixedres.data.images.worker_processes import available_cpus, initialize_worker, signals_blocked
+    from mixedres.data.smaller import copy_images
 
     tasks = [pairs[start : start + _TASK] for start in range(0, len(pairs), _TASK)]
     spawning, left_out = multiprocessing.get_context("spawn"), 0

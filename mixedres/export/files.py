@@ -1,6 +1,7 @@
 """Files of an exported network, for people and programs that have no mixedres."""
 
 import importlib.metadata
+import inspect
 import pathlib
 import zipfile
 
@@ -8,7 +9,7 @@ from mixedres import models
 from mixedres._internal.files import write_json
 from mixedres._internal.formats import stamped
 from mixedres._internal.types import Record
-from mixedres.data import InputSpec
+from mixedres.data import InputSpec, geometry
 from mixedres.predict import Classifier
 
 MODEL, LABELS, FACTS, LOADER, README = "model.jax", "labels.json", "model.json", "load.py", "README.md"
@@ -22,11 +23,14 @@ Needs jax alone for an array of {dtype} {shape}, and Pillow for photographs. Wit
 classifies a black image. The exit status is 1 if a file cannot be read; the others are classified.
 """
 import json, pathlib, sys
+from typing import NamedTuple
 if {{"-h", "--help"}} & {{*sys.argv[1:]}}: sys.exit(print(__doc__.strip()))
 import numpy as np, jax
 here = pathlib.Path(__file__).parent
 sys.path.append(str(here / "{reader}.zip"))  # where it is not installed, for jax.export
 from jax import export
+
+{geometry}
 
 {read_photograph}
 {options_for_cpus}def printable(text):  # what a terminal would obey is escaped
@@ -72,7 +76,7 @@ def options_for_cpus():  # with oneDNN
 
 """
 
-# The same steps as `mixedres.data.images.squares.crop_and_resize`, with Pillow.
+# The same steps as `mixedres.data.images.squares.crop_and_resize`, with Pillow; the geometry is the loader's own text.
 _READ_PHOTOGRAPH = """\
 def resize(pixels, height, width, by_area):  # else linear interpolation
     def weights(length, size):  # (size, length)
@@ -85,33 +89,26 @@ def resize(pixels, height, width, by_area):  # else linear interpolation
 
 def read_photograph(path):  # upright, the square in the middle, {height}x{width} pixels
     from PIL import Image, ImageOps
-    photo, size, shrink = Image.open(path), {width}, 1
-    side = max(1, round({crop_pct:.6g} * min(photo.size)))
-    while shrink < 8 and side >= 2 * shrink * size: shrink *= 2
+    photo, size = Image.open(path), {width}
     turned = photo.format != "TIFF" and photo.getexif().get(0x0112, 1) > 4  # Pillow turns a TIFF
-    upright = photo.size[::-1] if turned else photo.size
-    is_jpeg = photo.format == "JPEG"
+    width, height = photo.size[::-1] if turned else photo.size
+    box = central_crop(height, width, {crop_pct:.6g})
+    shrink, is_jpeg = shrink_for(box.height, size), photo.format == "JPEG"
     if is_jpeg: photo.draft("{mode}", [length // shrink for length in photo.size])
     if photo.mode.startswith("I"): photo = Image.fromarray(np.uint8(np.clip(np.asarray(photo) / 257 + 0.5, 0, 255)))
     pixels = np.asarray(ImageOps.exif_transpose(photo).convert("{mode}"))
-    (left, right), (top, bottom) = ((start // shrink, -(-(start + side) // shrink))
-        for start in ((length - side) // 2 for length in upright))
-    if shrink > 1 and not is_jpeg:
-        pixels = resize(pixels, *(-(-length // shrink) for length in upright[::-1]), by_area=True)
-    part = pixels[top:bottom, left:right]
+    if shrink > 1 and not is_jpeg: pixels = resize(pixels, -(-height // shrink), -(-width // shrink), by_area=True)
+    part = pixels[shrunk(box, shrink)]
     by_area = {is_area} and min(part.shape[:2]) >= size
     return resize(part, size, size, by_area).reshape({height}, {width}, {channels})
 """
 
-# As `mixedres.data.images.official` computes: pixel i of n that m become lies at i * n / m.
+# As `mixedres.data.images.official` computes.
 _READ_OFFICIAL = """\
 def read_photograph(path):  # upright, the middle after the shorter side has become {resized} pixels
     from PIL import Image, ImageOps
     def middle(x, axis, shorter):
-        length = x.shape[axis]
-        new = max({width}, int(np.float32(length) * (np.float32({resized}) / np.float32(shorter))))
-        start = (new - {width}) // 2
-        at = np.arange(start, start + {width}, dtype=np.float32) * (np.float32(length) / np.float32(new))
+        at = central_positions(x.shape[axis], shorter, {resized}, {width})
         low = at.astype(int)
         share = (at - low).astype(np.float32).reshape((-1, 1, 1) if axis == 0 else (-1, 1))
         before, after = x.take(low, axis), x.take(low + 1, axis, mode="clip")
@@ -198,7 +195,8 @@ def write_files(
     words = _words(classifier.spec, facts)
     is_official = classifier.spec.resize == "official"
     read = (_READ_OFFICIAL if is_official else _READ_PHOTOGRAPH).format(**words)
-    (folder / LOADER).write_text(_LOADER.format(**words | {"read_photograph": read}))
+    source = inspect.getsource(geometry).partition("import numpy as np\n")[2].strip()
+    (folder / LOADER).write_text(_LOADER.format(**words | {"read_photograph": read, "geometry": source}))
     image = (_OFFICIAL_INPUT if is_official else _INPUT).format(**words)
     text = (_README + (_SAVED_MODEL if saved_model else "")).format(**words | {"square": image})
     (folder / README).write_bytes(text.encode(errors="backslashreplace"))  # not every path is UTF-8

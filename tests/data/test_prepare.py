@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixedres.data import prepare
+from mixedres.data import prepare, smaller
 from mixedres.data.datasets import folder
-from mixedres.data.images import decoding, smaller
+from mixedres.data.images import decoding
 from tests.data import made
 
 ARRAY = made.photo(40, 56, 11)

@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -126,8 +127,11 @@ def test_folder_explains_itself(place, only_jax, tmp_path, capsys):
 
 def reader(folder):
     """The function `read_photograph` of load.py."""
-    source, names = (folder / "load.py").read_text(), {"np": np}
-    exec(source[source.index("\ndef ") : source.index("\ndef printable")].partition("def options_for_cpus")[0], names)
+    source, names = (folder / "load.py").read_text(), {"np": np, "NamedTuple": NamedTuple}
+    exec(
+        source[source.index("\nclass Box") : source.index("\ndef printable")].partition("def options_for_cpus")[0],
+        names,
+    )
     return names["read_photograph"]
 
 

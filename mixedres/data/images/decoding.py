@@ -184,14 +184,6 @@ def decode_image(
         return pixels
 
 
-def shrink_for(side: int, size: int) -> int:
-    """Returns the `shrink` of `decode_image` after which `side` pixels are still at least `size`: 1, 2, 4 or 8."""
-    shrink = 1
-    while shrink < 8 and side >= 2 * shrink * size:
-        shrink *= 2
-    return shrink
-
-
 def _is_tiff(data: bytes) -> bool:
     return data[:2] in (b"II", b"MM")  # no other format that is allowed begins so
 

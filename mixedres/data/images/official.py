@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from mixedres.data.images import decoding
-from mixedres.data.images.preprocessing import Box
+from mixedres.data.images.geometry import Box, central_positions, positions
 
 
 class Taps(NamedTuple):
@@ -39,9 +39,8 @@ class Taps(NamedTuple):
         return Taps(first + step * self.low, first + step * self.high, self.weight)
 
 
-def make_taps(length: int, new_length: int, start: int, count: int) -> Taps:
-    """Returns the taps of output pixels `start` to `start + count`, if `length` pixels become `new_length`."""
-    at = np.arange(start, start + count).astype(np.float32) * (np.float32(length) / np.float32(new_length))
+def make_taps(length: int, at: np.ndarray) -> Taps:
+    """Returns the taps of output pixels at the positions `at` among `length` input pixels."""
     low = np.minimum(at.astype(np.intp), length - 1)
     return Taps(low, np.minimum(low + 1, length - 1), at - low.astype(np.float32))
 
@@ -115,7 +114,7 @@ def write_part(data: bytes, head: decoding.Header, box: Box, out: np.ndarray, *,
     """
     size, _, channels = out.shape
     pixels = decoding.decode_image(data, head, channels=channels, fast_dct=True, reuse=True)
-    vertical, horizontal = make_taps(box.height, size, 0, size), make_taps(box.width, size, 0, size)
+    vertical, horizontal = (make_taps(side, positions(side, size, 0, size)) for side in (box.height, box.width))
     first, step = (box.x + box.width - 1, -1) if mirror else (box.x, 1)
     interpolate(pixels, vertical.shifted(box.y, 1), horizontal.shifted(first, step), out)
 
@@ -134,13 +133,7 @@ def write_center(data: bytes, head: decoding.Header, out: np.ndarray, crop_pct: 
     """
     size, _, channels = out.shape
     pixels = decoding.decode_image(data, head, channels=channels, fast_dct=True, reuse=True)
-    scale = np.float32(round(size / crop_pct)) / np.float32(min(head.height, head.width))
-    vertical, horizontal = (_central_taps(side, scale, size) for side in (head.height, head.width))
+    shorter, resized = min(head.height, head.width), round(size / crop_pct)
+    sides = (head.height, head.width)
+    vertical, horizontal = (make_taps(side, central_positions(side, shorter, resized, size)) for side in sides)
     interpolate(pixels, vertical, horizontal, out)
-
-
-def _central_taps(side: int, scale: np.float32, size: int) -> Taps:
-    """Returns the taps of the `size` pixels in the middle of a side that is enlarged by `scale`."""
-    # int() cuts off the fraction, as in the original: the shorter side may become one pixel too short.
-    new = max(size, int(np.float32(side) * scale))
-    return make_taps(side, new, (new - size) // 2, size)

@@ -12,24 +12,15 @@ pixel centers at halves, and decoded at a lower resolution if the part is large.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from mixedres._internal.names import PREPROCESSINGS
+from mixedres.data.images.geometry import Box
 from mixedres.data.input_spec import RESIZES, InputSpec
 
 # Fraction of the shorter side in the central crop.
 CROP_PCT = 224 / 256
-
-
-class Box(NamedTuple):
-    """A part of an image: top left corner and sides, in pixels."""
-
-    y: int
-    x: int
-    height: int
-    width: int
 
 
 def random_resized_crop(rng: np.random.Generator, height: int, width: int) -> Box:
@@ -69,15 +60,6 @@ def distorted_crop(rng: np.random.Generator, height: int, width: int) -> Box:
             # As in the reference, a part that is smaller than the image never reaches the last row and column.
             return Box(int(rng.integers(max(1, height - h))), int(rng.integers(max(1, width - w))), h, w)
     return Box(0, 0, height, width)
-
-
-def central_crop(height: int, width: int, crop_pct: float = CROP_PCT) -> Box:
-    """Returns the central square whose side is `crop_pct` of the shorter side, in (0, 1].
-
-    The default shows what resizing the shorter side to 256 pixels and cutting out 224 shows.
-    """
-    side = max(1, round(crop_pct * min(height, width)))
-    return Box((height - side) // 2, (width - side) // 2, side, side)
 
 
 @dataclasses.dataclass(frozen=True)

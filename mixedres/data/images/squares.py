@@ -4,7 +4,8 @@ import cv2
 import numpy as np
 
 from mixedres.data.images import decoding, official
-from mixedres.data.images.preprocessing import CROP_PCT, Box, central_crop
+from mixedres.data.images.geometry import Box, central_crop, shrink_for, shrunk
+from mixedres.data.images.preprocessing import CROP_PCT
 
 
 def random_square(data: bytes, head: decoding.Header, box: Box, out: np.ndarray, *, resize: str, mirror: bool) -> None:
@@ -61,16 +62,12 @@ def crop_and_resize(
       ValueError: if the image cannot be decoded.
     """
     size, _, channels = out.shape
-    shrink = decoding.shrink_for(min(box.height, box.width), size)
+    shrink = shrink_for(min(box.height, box.width), size)
     pixels = decoding.decode_image(data, head, channels=channels, shrink=shrink)
-    part = pixels[_shrunk(box.y, box.height, shrink), _shrunk(box.x, box.width, shrink)]
+    part = pixels[shrunk(box, shrink)]
     if interpolation == cv2.INTER_AREA and min(part.shape[:2]) < size:
         interpolation = cv2.INTER_LINEAR
     square = cv2.resize(part, (size, size), interpolation=interpolation)
     if mirror:
         square = cv2.flip(square, 1)  # a strided copy by numpy would cost a fifth of the decoding
     out[...] = square.reshape(out.shape)
-
-
-def _shrunk(start: int, length: int, shrink: int) -> slice:
-    return slice(start // shrink, -(-(start + length) // shrink))

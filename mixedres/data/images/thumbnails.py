@@ -7,7 +7,7 @@ import numpy as np
 
 from mixedres._internal.files import read_regular
 from mixedres.data.examples import MAX_BYTES
-from mixedres.data.images import decoding
+from mixedres.data.images import decoding, geometry
 
 # Pixels of a side up to which an image is stored without loss, because a page shows its single pixels.
 _SMALL = 64
@@ -33,7 +33,7 @@ def uri_of_photograph(path: str, side: int = 320) -> str:
     data = read_regular(path, MAX_BYTES)
     head = decoding.read_header(data, apply_exif=True)
     longest = max(head.height, head.width)
-    pixels = decoding.decode_image(data, head, shrink=decoding.shrink_for(longest, side))
+    pixels = decoding.decode_image(data, head, shrink=geometry.shrink_for(longest, side))
     if longest > side:
         size = max(1, round(head.width * side / longest)), max(1, round(head.height * side / longest))
         pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from mixedres.data.images import decoding, squares
-from mixedres.data.images.preprocessing import Box
+from mixedres.data.images.geometry import Box
 from tests.data import made
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixedres.data.images import decoding, preprocessing, squares
-from mixedres.data.images.preprocessing import Box
+from mixedres.data.images import decoding, geometry, preprocessing, squares
+from mixedres.data.images.geometry import Box
 from tests.data import made
 
 CROPS = {name: family.crop for name, family in preprocessing.FAMILIES.items()}
@@ -39,7 +39,7 @@ def test_crops_lie_within_the_image(family, height, width, seed):
 @given(height=SIDE, width=SIDE)
 @settings(max_examples=200)
 def test_central_crop_is_a_square_in_the_middle(height, width):
-    box = preprocessing.central_crop(height, width)
+    box = geometry.central_crop(height, width)
     assert inside(box, height, width) and box.height == box.width
     assert abs(box.height - 0.875 * min(height, width)) <= 0.5
     assert abs((box.y + box.height / 2) - height / 2) <= 0.5
@@ -57,7 +57,7 @@ def test_central_crop_is_a_square_in_the_middle(height, width):
     ],
 )
 def test_central_crop_in_numbers(sides, box):
-    assert preprocessing.central_crop(*sides) == box
+    assert geometry.central_crop(*sides) == box
 
 
 def drawn(crop, height, width, count, seed=0):
