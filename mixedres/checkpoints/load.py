@@ -102,6 +102,23 @@ def network_name(file: WeightsFile) -> str | None:
     return file.network or (models.name_of(resnet.bottleneck, resnet.stage_sizes) if resnet else None)
 
 
+def network_keys(path: pathlib.Path) -> Record:
+    """Returns the keys of the config that name the network of a run or of a file of weights, and perhaps more keys.
+
+    Raises:
+      WeightsError: if mixedres has no such network.
+    """
+    if recorded := workdir.RecordedRun(split_checkpoint(path)[0]).config():
+        return recorded
+    file = read_weights(path)
+    name = network_name(file)
+    if name is None:
+        raise WeightsError(f"{path} is {describe_weights(file)}; name the network with --config.model.name")
+    found: Record = {"model.name": name, "model.version": file.version}
+    found |= {f"model.{option}": value for option, value in file.options.items()}
+    return found if file.epsilon is None else found | {"batch_norm.epsilon": file.epsilon}
+
+
 def create_network(file: WeightsFile, policy: jmp.Policy, **options: Any) -> models.Network:
     """Returns the network of a file.
 

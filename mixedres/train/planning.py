@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
-from mixedres import data, models
+from mixedres import checkpoints, data, models
 from mixedres._internal.cli import console
 from mixedres._internal.cli.command_line import how_to_install
-from mixedres._internal.errors import ConfigError, WeightsError, config_errors
-from mixedres._internal.files import check_weights_exist, expanded, split_checkpoint
+from mixedres._internal.errors import ConfigError, config_errors
+from mixedres._internal.files import check_weights_exist, expanded
 from mixedres._internal.types import Record
 from mixedres.checkpoints import RecordedRun, RunDirectory, workdir
 from mixedres.config import KEYS, flatten, profile_window, unflatten, validate
@@ -135,20 +135,19 @@ def plan(
     source = source or _open_data(config)
     _check_size(config, source)
     chosen = Plan(config, directory, source, clean)
-    identity = data.identity(source)
-    if directory is not None and evaluates:
-        if config.init_from is None or chosen.continues:
-            _check_evaluation(flatten(config), directory, identity)
-    elif directory is not None and writes:
-        RunDirectory(directory).check_claim(flatten(config), clean=clean, data=identity)
-        if not clean and (finished := RecordedRun(directory).finished(flatten(config))):
+    if directory is not None and evaluates and (config.init_from is None or chosen.continues):
+        _check_evaluation(flatten(config), directory, data.identity(source))
+    if directory is not None and not evaluates and writes:
+        run, flat = RunDirectory(directory), flatten(config)
+        run.check_claim(flat, clean=clean, data=data.identity(source))
+        if not clean and (finished := run.finished(flat)):
             return dataclasses.replace(chosen, finished=finished)
-    # From here on with JAX. The mistakes of these parts are found by making them.
-    assert chosen.experiment is not None
+    # From here on with JAX. The parts are made here, because making them finds their mistakes.
+    _ = chosen.experiment
+    if directory is not None and not evaluates:
+        _ = chosen.traced_steps
     if directory is not None or evaluates:
         _check_weights(chosen, evaluates=evaluates)
-    if directory is not None and not evaluates:
-        assert chosen.traced_steps is not None
     return chosen
 
 
@@ -180,7 +179,8 @@ def _with_network(config: ConfigDict, recorded: Record | None, weights: pathlib.
         if config.init_from is None:
             raise ConfigError("config.model.name=auto takes the network of config.init_from; set config.init_from")
         with config_errors("config.init_from"):
-            network = _network_of_weights(weights) if weights is not None and recorded is None else recorded or {}
+            network = recorded if weights is None or recorded is not None else checkpoints.network_keys(weights)
+        assert network is not None
         keys = [key.path for key in KEYS if key.path.startswith("model.") and key.path != "model.fused"]
         named = {key: network[key] for key in [*keys, "batch_norm.epsilon"] if key in network}
         config = unflatten(flatten(config) | named)
@@ -188,21 +188,6 @@ def _with_network(config: ConfigDict, recorded: Record | None, weights: pathlib.
         with config_errors("config.model"):
             models.resnet_shape(config.model.name, config.model.version)
     return config
-
-
-def _network_of_weights(path: pathlib.Path) -> Record:
-    """Returns the keys of the network of a run or of a file; raises WeightsError if mixedres has no such network."""
-    if recorded := RecordedRun(split_checkpoint(path)[0]).config():
-        return recorded
-    from mixedres.checkpoints import describe_weights, network_name, read_weights  # which import JAX
-
-    file = read_weights(path)
-    name = network_name(file)
-    if name is None:
-        raise WeightsError(f"{path} is {describe_weights(file)}; name the network with --config.model.name")
-    found: Record = {"model.name": name, "model.version": file.version}
-    found |= {f"model.{option}": value for option, value in file.options.items()}
-    return found if file.epsilon is None else found | {"batch_norm.epsilon": file.epsilon}
 
 
 def _with_source(config: ConfigDict, source: data.Source | None) -> ConfigDict:
