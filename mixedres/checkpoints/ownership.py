@@ -62,9 +62,11 @@ class Claim(contextlib.AbstractContextManager["Claim"]):
 class RunDirectory(RecordedRun):
     """The directory of a run that this process writes.
 
-    directory = RunDirectory(pathlib.Path("runs/digits").absolute())
-    with directory.claim(config, clean=False):
-        directory.begin(config)
+        directory = RunDirectory(pathlib.Path("runs/digits").absolute())
+        with directory.claim(config, clean=False):
+            directory.begin(config)
+
+    `claim` comes first; it removes an earlier run without results.
     """
 
     def claim(self, config: Record, *, clean: bool, data: Record | None = None) -> Claim:

@@ -40,12 +40,15 @@ _RESUME = {key.path: key.resume for key in KEYS}
 class RecordedRun:
     """What a run recorded in its directory; reads, and writes nothing.
 
-    run = RecordedRun(pathlib.Path("runs/digits"))
-    print(run.config(), run.steps())
+        run = RecordedRun(pathlib.Path("runs/digits"))
+        print(run.config(), run.steps())
+
+    Attributes:
+      path: the directory, which need not exist.
     """
 
     def __init__(self, path: pathlib.Path):
-        """Takes the directory, which need not exist."""
+        """Takes the directory."""
         self.path = path
 
     def holds_config(self) -> bool:
