@@ -10,7 +10,7 @@ import pytest
 from mixedres.amp import autocast, explain
 from tests.arrays import normal
 
-ROWS, SIZE, WIDE, LAYERS = 32, 32, 64, 2
+ROWS, SIZE, WIDE, LAYERS = 32, 32, 64, 1
 ACTIVATIONS = {
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
