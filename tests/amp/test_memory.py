@@ -10,6 +10,8 @@ import pytest
 from mixedres.amp import autocast, explain
 from tests.arrays import normal
 
+# The rules are the same for both; of the quick tests float16 is enough.
+HALF = pytest.mark.parametrize("half", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
 ROWS, SIZE, WIDE, LAYERS = 32, 32, 64, 1
 ACTIVATIONS = {
     "relu": jax.nn.relu,
@@ -74,7 +76,7 @@ def gradients(half):
     return {name: list(map(flat, pair)) for name, pair in found(PARAMS, X).items()}
 
 
-@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+@HALF
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_after_a_norm_save_no_more_than_manual_casts(name, half):
     own, by_hand = autocast(network(ACTIVATIONS[name]), half), network(ACTIVATIONS[name], half)
@@ -154,7 +156,7 @@ def recurrent_weights(draw=0):
     return {name: normal((3, draw, i), shape, SIZE**-0.5) for i, (name, shape) in enumerate(shapes.items())}
 
 
-@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+@HALF
 @pytest.mark.parametrize("name", CELLS)
 def test_gates_save_no_more_than_manual_casts_and_err_less(name, half):
     weights, cell = recurrent_weights(), CELLS[name]
@@ -200,7 +202,7 @@ def attention(half="float32", rate=0.25):
     return loss
 
 
-@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+@HALF
 def test_attention_saves_half_residuals_and_errs_less_than_half_softmax(half):
     weights = recurrent_weights()
     own, by_hand, full = autocast(attention(), half), attention(half), attention()

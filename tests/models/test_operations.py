@@ -75,7 +75,7 @@ def counts(shape, platform="cpu", dtype=jnp.float32):
     return collections.Counter(eqn.primitive.name for eqn in jax_compat.equations(jaxpr))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[f"{shape}-{padding}" for shape, padding in CASES])
 def test_cpu_form_is_as_close_to_float64_as_a_convolution(case, dtype):
     own, plain = (all_results(platform, dtype)[case] for platform in ("cpu", None))

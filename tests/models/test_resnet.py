@@ -126,7 +126,11 @@ def _check_train_mode(forward, model, x):
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize(
     ("name", "version", "options"),
-    [("resnet18", "1", TENSORFLOW), ("cifar_resnet20", "1", {}), ("cifar_resnet20", "2", {})],
+    [
+        ("resnet18", "1", TENSORFLOW),
+        ("cifar_resnet20", "2", {}),
+        pytest.param("cifar_resnet20", "1", {}, marks=pytest.mark.slow),
+    ],
 )
 def test_forward_in_train_mode(name, version, options, fused):
     model = small(name, version, momentum=0.7, epsilon=1e-2, fused=fused, **options)
@@ -154,7 +158,7 @@ def _initial(version):
     return model, x, jax.jit(model.init)(_key(), x)
 
 
-@pytest.mark.parametrize(("version", "last"), [("1", "norm2"), ("2", "conv2")])
+@pytest.mark.parametrize(("version", "last"), [("1", "norm2"), pytest.param("2", "conv2", marks=pytest.mark.slow)])
 def test_blocks_start_as_the_identity_with_zero_init_last_alone(version, last):
     model, x, variables = _initial(version)
     # Records what every module of the network returns.

@@ -85,6 +85,7 @@ def probabilities(directory, config):
     return images, np.asarray(jax.nn.softmax(apply_fn(images)))
 
 
+@pytest.mark.slow
 def test_continued_run_ends_with_the_same_bits(place, trained, tmp_path):
     directory, summary = trained
     assert summary["train"]["steps"] == 6 and summary["loss_scale"]["skipped_steps"] == 0
@@ -144,6 +145,7 @@ def test_doctor_counts_every_module(place, trained):
     }
 
 
+@pytest.mark.slow
 def test_rewritten_step_has_the_gradients_of_float32(tmp_path):
     """On digits, before and after a few steps of Muon; every kernel then has an orthogonal part of the last update."""
     options = {"data__name": "digits", "data__image_size": 16, "data__num_classes": None, "data__train_examples": None}

@@ -153,7 +153,8 @@ def test_sum_and_shortcut_may_have_other_dtypes():
     assert (dy.dtype, dx.dtype) == (jnp.bfloat16, jnp.float32)
 
 
-@pytest.mark.parametrize("name", ["norm_relu_pool", "norms_add_relu"])  # with all that the other two are made of
+# With all that the other two are made of.
+@pytest.mark.parametrize("name", ["norm_relu_pool", pytest.param("norms_add_relu", marks=pytest.mark.slow)])
 def test_gradient_of_a_gradient(name):
     fast, plain, kinds = FUNCTIONS[name]
     with jax.enable_x64(True):
@@ -176,10 +177,11 @@ def test_gradient_of_a_gradient(name):
 @pytest.mark.parametrize(
     ("name", "sync", "checked"),
     [
-        *((name, True, True) for name in FUNCTIONS),
-        ("norm_relu_pool", False, False),
+        ("norm_relu_pool", True, True),
         ("norms_add_relu", False, False),
         ("norm_add_relu", True, False),
+        *(pytest.param(name, True, True, marks=pytest.mark.slow) for name in FUNCTIONS if name != "norm_relu_pool"),
+        pytest.param("norm_relu_pool", False, False, marks=pytest.mark.slow),
     ],
 )
 def test_fused_norms_over_devices_equal_plain_norms(name, sync, checked):
