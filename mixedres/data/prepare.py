@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import pathlib
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from mixedres._internal.cli import command_line, console, process, signals
 from mixedres._internal.errors import ConfigError, DataError
@@ -22,7 +22,8 @@ their names end in. Other images keep their bytes, but images that EXIF data rot
   python -m mixedres.data.prepare --from=IMAGES --to=SMALL --short_side=480
   python -m mixedres.main --config=configs/folder.py:fp16 --config.data.dir=SMALL
 
-The same command continues an interrupted copy.
+The same command continues an interrupted copy. exit status: 0; 1: some images could not be read and have no copy; 2: a
+mistake in the command
 """
 _SAME_COMMAND = "the same command continues where this one stopped"
 # The options of a copy, in its directory.
@@ -36,15 +37,22 @@ def copy_folder(arguments: Sequence[str]) -> None:
 
     Raises:
       ConfigError: for a mistake in the arguments; nothing has been written then.
-      DataError: if an image cannot be read.
+      DataError: if some images could not be read; the others have been copied.
     """
-    options = _parser().parse_args(arguments)
+    parser, path = command_line.Parser("python -m mixedres.data.prepare", _DESCRIPTION), command_line.path
+    parser.add_argument("--from", dest="source", metavar="DIR", type=path, required=True, help="the folder")
+    parser.add_argument("--to", dest="target", metavar="DIR", type=path, required=True, help="the copy")
+    parser.add_argument("--short_side", metavar="N", type=int, help="short side of the copies in pixels")
+    parser.add_argument("--quality", metavar="Q", type=int, default=90, help="JPEG quality (default 90)")
+    options = parser.parse_args(arguments)
     source, target = options.source, options.target
     chosen = {"short_side": options.short_side, "quality": options.quality}
     _check(source, target, chosen)
     # Imported here so that --help and a mistake in the command need not wait for the image libraries.
     from mixedres._internal.cli.progress import ImageProgress
     from mixedres.data.datasets.folder import images_below
+    from mixedres.data.images.worker_processes import available_cpus, initialize_worker, signals_blocked
+    from mixedres.data.smaller import copy_images
 
     paths, not_read = images_below(source)
     if not paths:
@@ -53,32 +61,34 @@ def copy_folder(arguments: Sequence[str]) -> None:
     write_json(target / _OPTIONS, stamped(chosen))
     pairs = [(path, str(target / os.path.relpath(path, source))) for path in paths]
     missing = [pair for pair in pairs if not _is_copied(*pair)]
+    tasks = [missing[start : start + _TASK] for start in range(0, len(missing), _TASK)]
     signals.raise_interrupts()
-    with ImageProgress("copying", len(pairs), len(pairs) - len(missing)) as progress:
-        left_out = _copy_all(missing, chosen, options.processes, options.on_error == "skip", progress.add)
-    notes = ", ".join(filter(None, (f"{left_out:,} left out" if left_out else "", not_read)))
+    spawning, count, left_out = multiprocessing.get_context("spawn"), available_cpus(), 0
+    with (
+        ImageProgress("copying", len(pairs), len(pairs) - len(missing)) as progress,
+        concurrent.futures.ProcessPoolExecutor(count, spawning, initialize_worker, (0, count)) as pool,
+    ):
+        try:
+            with signals_blocked():
+                found = pool.map(functools.partial(copy_images, **chosen), tasks)
+            for task, problems in zip(tasks, found, strict=True):
+                progress.add(len(task))
+                left_out += len(problems)
+                for problem in problems:
+                    console.complain(f"mixedres: left out {problem}")
+        finally:
+            pool.shutdown(cancel_futures=True)
     console.show(
-        f"wrote {target}: {len(pairs) - left_out:,} images{notes and f' ({notes})'}; train on them with "
+        f"wrote {target}: {len(pairs) - left_out:,} images{not_read and f' ({not_read})'}; train on them with "
         f"python -m mixedres.main --config=configs/folder.py:fp16 --config.data.dir={shlex.quote(str(target))}"
     )
+    if left_out:
+        raise DataError(f"{left_out:,} of the {len(pairs):,} images could not be read; repair or remove them")
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line, of which `argv[0]` is the program; returns the exit status."""
     return command_line.run("mixedres", copy_folder, argv[1:], continues=_SAME_COMMAND)
-
-
-def _parser() -> command_line.Parser:
-    parser = command_line.Parser("python -m mixedres.data.prepare", _DESCRIPTION)
-    path = command_line.path
-    parser.add_argument("--from", dest="source", metavar="DIR", type=path, required=True, help="the folder")
-    parser.add_argument("--to", dest="target", metavar="DIR", type=path, required=True, help="the copy")
-    parser.add_argument("--short_side", metavar="N", type=int, help="short side of the copies in pixels")
-    parser.add_argument("--quality", metavar="Q", type=int, default=90, help="JPEG quality (default 90)")
-    parser.add_argument("--processes", metavar="N", type=int, help="processes that copy (default: one per CPU core)")
-    skips = ["stop", "skip"]
-    parser.add_argument("--on_error", choices=skips, default="stop", help="at an unreadable image (default stop)")
-    return parser
 
 
 def _check(source: pathlib.Path, target: pathlib.Path, chosen: Record) -> None:
@@ -90,23 +100,17 @@ def _check(source: pathlib.Path, target: pathlib.Path, chosen: Record) -> None:
             "--file_format=array_record --data_dir=DATA"
         )
     before = read_json(target / _OPTIONS)
-    flags = " ".join(f"--{key}={value}" for key, value in without_stamp(before or {}).items())
+    made = without_stamp(before or {})
+    flags = " ".join(f"--{key}={value}" for key, value in made.items())
+    is_inside = target.resolve().is_relative_to(source.resolve())
+    is_free = before is not None or not target.exists() or (target.is_dir() and not any(target.iterdir()))
     for right, mistake in (
         (chosen["short_side"] >= 16, f"--short_side={chosen['short_side']} must be at least 16"),
         (1 <= chosen["quality"] <= 100, f"--quality={chosen['quality']} must be from 1 to 100"),
         (source.is_dir(), f"--from={source} is no directory; name a folder of images"),
-        (
-            not target.resolve().is_relative_to(source.resolve()),
-            f"--to={target} lies in {source}, where it would become one of its classes; name another",
-        ),
-        (
-            before is not None or not target.exists() or (target.is_dir() and not any(target.iterdir())),
-            f"--to={target} holds other files; name a new directory",
-        ),
-        (
-            before is None or without_stamp(before) == chosen,
-            f"--to={target} holds copies made with {flags}; give the same, or name a new directory",
-        ),
+        (not is_inside, f"--to={target} lies in {source}, where it would become one of its classes; name another"),
+        (is_free, f"--to={target} holds other files; name a new directory"),
+        (made in ({}, chosen), f"--to={target} holds copies made with {flags}; give the same, or name a new directory"),
     ):
         if not right:
             raise ConfigError(mistake)
@@ -118,35 +122,6 @@ def _is_copied(image: str, copy: str) -> bool:
         return os.path.getmtime(copy) >= os.path.getmtime(image)
     except OSError:
         return False
-
-
-def _copy_all(
-    pairs: Sequence[tuple[str, str]], chosen: Record, processes: int | None, skips: bool, count: Callable[[int], None]
-) -> int:
-    """Copies (image, copy) in several processes, and returns the number of images that were left out.
-
-    Raises:
-      DataError: at the first unreadable image, unless it `skips` such images.
-    """
-    from mixedres.data.images.worker_processes import available_cpus, initialize_worker, signals_blocked
-    from mixedres.data.smaller import copy_images
-
-    tasks = [pairs[start : start + _TASK] for start in range(0, len(pairs), _TASK)]
-    spawning, left_out = multiprocessing.get_context("spawn"), 0
-    number = max(1, processes or available_cpus())
-    with concurrent.futures.ProcessPoolExecutor(number, spawning, initialize_worker, (0, number)) as pool:
-        try:
-            with signals_blocked():
-                found = pool.map(functools.partial(copy_images, **chosen), tasks)
-            for task, problems in zip(tasks, found, strict=True):
-                count(len(task))
-                left_out += len(problems)
-                if problems and not skips:
-                    raise DataError(f"{problems[0]}; --on_error=skip leaves such images out; {_SAME_COMMAND}")
-                console.complain(*(f"mixedres: left out {problem}" for problem in problems))
-        finally:
-            pool.shutdown(cancel_futures=True)
-    return left_out
 
 
 if __name__ == "__main__":

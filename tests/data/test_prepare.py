@@ -22,7 +22,7 @@ def seen(encoded):
 def copy(root, *more, short_side=16):
     """The exit status of the command that copies ``root/images`` to ``root/small``."""
     size = [f"--short_side={short_side}"] if short_side else []
-    return prepare.main(["prepare", f"--from={root}/images", f"--to={root}/small", "--processes=1", *size, *more])
+    return prepare.main(["prepare", f"--from={root}/images", f"--to={root}/small", *size, *more])
 
 
 def image_folder(root):
@@ -116,14 +116,13 @@ def test_second_start_copies_only_missing_and_changed_images(tmp_path):
     assert copies[first].exists() and seen(copies[second].read_bytes()).shape[:2] == (16, 22)
 
 
-def test_unreadable_image_stops_or_is_left_out(tmp_path, capsys):
+def test_unreadable_image_is_left_out_and_named(tmp_path, capsys):
     image_folder(tmp_path)
     (tmp_path / "images/train/cats/2.jpg").write_bytes(b"text")
     assert copy(tmp_path) == 1
-    assert "images/train/cats/2.jpg: " in capsys.readouterr().err
-    assert copy(tmp_path, "--on_error=skip") == 0
     output = capsys.readouterr()
-    assert "17 images (1 left out)" in output.out and output.err.startswith("mixedres: left out ")
+    assert ": 17 images; train" in output.out and "1 of the 18 images could not be read" in output.err
+    assert output.err.startswith(f"mixedres: left out {tmp_path}/images/train/cats/2.jpg: ")
 
 
 @pytest.mark.parametrize(
