@@ -53,14 +53,14 @@ class SingleProcess(contextlib.AbstractContextManager["SingleProcess"]):
         self._note(step=step)
 
     @contextlib.contextmanager
-    def loop(self, armed: bool = True) -> Iterator[None]:
+    def loop(self, in_loop: bool = True) -> Iterator[None]:
         """Ends the run if a process of a group makes no `progress` for the timeout inside the block."""
-        self._note(armed=armed)
+        self._note(in_loop=in_loop)
         yield
-        self._note(armed=not armed)  # not after an exception, which may come from a process that hangs
+        self._note(in_loop=not in_loop)  # not after an exception, which may come from a process that hangs
 
     # Inside `loop`, around work that may take longer than the timeout, such as saving; deaths are still noticed.
-    pause = functools.partialmethod(loop, armed=False)
+    pause = functools.partialmethod(loop, in_loop=False)
 
     def _note(self, **changes: float) -> None: ...
 

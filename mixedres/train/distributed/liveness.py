@@ -20,9 +20,9 @@ FOREVER_MS = 10**12
 _SUSPICION = 30.0
 
 
-def hanging(heartbeats: dict[int, Record], timeout: float) -> str:
+def describe_hang(heartbeats: dict[int, Record], timeout: float) -> str:
     """Returns a line that names the process that hangs, if all wait inside the loop for `timeout` seconds, or ''."""
-    if not all(heartbeat["armed"] and heartbeat["waited"] > timeout for heartbeat in heartbeats.values()):
+    if not all(heartbeat["in_loop"] and heartbeat["waited"] > timeout for heartbeat in heartbeats.values()):
         return ""
     slowest, *_, fastest = sorted(2 * list(heartbeats.values()), key=lambda heartbeat: heartbeat["passed"])
     if slowest["passed"] == fastest["passed"]:
@@ -45,16 +45,16 @@ class LivenessMonitor:
         """
         self._client, self._index, self._timeout, self._end = client, index, timeout, end
         self._interval, self.closed = min(2.0, timeout / 10), threading.Event()
-        self.own: Record = {"passed": 0, "step": 0, "armed": False}
+        self.own: Record = {"passed": 0, "step": 0, "in_loop": False}
         self.note()
         watched = range(count) if index == 0 else [0]
-        self.heartbeats = {other: {"name": f"process {other}", "armed": False} for other in watched}
+        self.heartbeats = {other: {"name": f"process {other}", "in_loop": False} for other in watched}
         self._heard = {other: self._progressed for other in watched if other != index}
         jobs = (self._exchange, self._judge, self._follow)
         self.threads = [threading.Thread(target=job, daemon=True) for job in jobs]
 
     def note(self, **changes: float) -> None:
-        """Changes 'step' or 'armed' (no progress counts as a hang) of the heartbeat; the change counts as progress."""
+        """Changes 'step' or 'in_loop' (no progress counts as a hang) of the heartbeat; the change counts as progress."""
         self._progressed = time.monotonic()
         own = self.own | {"passed": self.own["passed"] + 1} | changes
         own["name"] = f"process {self._index} ({socket.gethostname()}, last heard of at step {own['step']})"
@@ -97,7 +97,11 @@ class LivenessMonitor:
             before = now
             silence, other = max(((now - heard, other) for other, heard in self._heard.items()), default=(0.0, 0))
             # Only process 0 sees all heartbeats. A silent process may have died, which is reported below.
-            line = hanging(self.heartbeats, self._timeout) if self._index == 0 and silence < 3 * self._interval else ""
+            line = (
+                describe_hang(self.heartbeats, self._timeout)
+                if self._index == 0 and silence < 3 * self._interval
+                else ""
+            )
             if silence > self._timeout:
                 silent = f"{self.heartbeats[other]['name']} gave no sign of life for {self._timeout:g} s"
                 line = f"{silent}: it died, was stopped or cannot be reached"

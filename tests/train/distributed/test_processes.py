@@ -330,16 +330,18 @@ def test_differing_keys_are_named():
 
 
 def test_hanging_process_is_named():
-    def heartbeats(*passed, armed=True, waited=7.0):
-        common = {"armed": armed, "waited": waited, "step": 3}
+    def heartbeats(*passed, in_loop=True, waited=7.0):
+        common = {"in_loop": in_loop, "waited": waited, "step": 3}
         return {i: common | {"name": f"process {i} (host)", "passed": n} for i, n in enumerate(passed)}
 
-    assert liveness.hanging(heartbeats(5, 4, 5), 6) == ("process 1 (host) hangs: the others have waited for it for 6 s")
-    assert liveness.hanging(heartbeats(4, 4), 6) == "no process got on for 6 s, all at step 3"
-    assert liveness.hanging(heartbeats(4), 6) == "no process got on for 6 s, all at step 3"
-    assert liveness.hanging(heartbeats(5, 4, armed=False), 6) == ""
-    assert liveness.hanging(heartbeats(5, 4, waited=5.0), 6) == ""
-    assert liveness.hanging(heartbeats(5, 4) | heartbeats(5, waited=1.0), 6) == ""
+    assert liveness.describe_hang(heartbeats(5, 4, 5), 6) == (
+        "process 1 (host) hangs: the others have waited for it for 6 s"
+    )
+    assert liveness.describe_hang(heartbeats(4, 4), 6) == "no process got on for 6 s, all at step 3"
+    assert liveness.describe_hang(heartbeats(4), 6) == "no process got on for 6 s, all at step 3"
+    assert liveness.describe_hang(heartbeats(5, 4, in_loop=False), 6) == ""
+    assert liveness.describe_hang(heartbeats(5, 4, waited=5.0), 6) == ""
+    assert liveness.describe_hang(heartbeats(5, 4) | heartbeats(5, waited=1.0), 6) == ""
 
 
 def test_why_processes_cannot_join():
