@@ -54,7 +54,7 @@ class LivenessMonitor:
         self.threads = [threading.Thread(target=job, daemon=True) for job in jobs]
 
     def note(self, **changes: float) -> None:
-        """Changes 'step' or 'in_loop' (no progress counts as a hang) of the heartbeat; the change counts as progress."""
+        """Changes 'step' or 'in_loop' (there no progress is a hang) of the heartbeat; a change counts as progress."""
         self._progressed = time.monotonic()
         own = self.own | {"passed": self.own["passed"] + 1} | changes
         own["name"] = f"process {self._index} ({socket.gethostname()}, last heard of at step {own['step']})"
