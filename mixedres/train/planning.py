@@ -179,8 +179,7 @@ def _with_network(config: ConfigDict, recorded: Record | None, weights: pathlib.
         if config.init_from is None:
             raise ConfigError("config.model.name=auto takes the network of config.init_from; set config.init_from")
         with config_errors("config.init_from"):
-            network = recorded if weights is None or recorded is not None else checkpoints.network_keys(weights)
-        assert network is not None
+            network = checkpoints.network_keys(weights) if recorded is None and weights is not None else recorded or {}
         keys = [key.path for key in KEYS if key.path.startswith("model.") and key.path != "model.fused"]
         named = {key: network[key] for key in [*keys, "batch_norm.epsilon"] if key in network}
         config = unflatten(flatten(config) | named)
