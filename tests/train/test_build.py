@@ -100,17 +100,6 @@ def test_float16_recipes_of_tensorflow_scale_by_128():
     assert synthetic("imagenet", "bf16", num_devices=1).precision.loss_scale == "none"
 
 
-def test_boundaries_of_fractional_epochs():
-    """The numbers of TensorFlow's r1 at batch 128: int(50000 / 128 * 91) = 35546, and 35490 in whole batches."""
-    for epoch, boundary, warmup in (("whole", 91 * 390, 195), ("fractional", 35546, 195)):
-        config = resolve("cifar10", "fp32")
-        config.data.name, config.num_devices, config.schedule.epoch, config.schedule.warmup = "synthetic", 1, epoch, 0.5
-        built = build(config)
-        rates = [float(built.learning_rate(step)) for step in (boundary, boundary + 1)]
-        np.testing.assert_allclose(rates, [0.1, 0.01], rtol=1e-6)
-        assert built.warmup_steps == warmup and built.total_steps == 182 * 390
-
-
 def test_steps_take_the_place_of_epochs():
     config = run_cases.tiny()
     config.epochs = 5
@@ -161,8 +150,3 @@ def test_keep_float32_reaches_the_step(preset):
     found = graphs.dtypes_by(lambda scope: "/head" in scope, jaxpr)
     assert found == {True: {"f32"}, False: {"f16"}}
     build(run_cases.tiny("fp32", precision__keep_float32="^/head$"))  # changes nothing, and is accepted
-
-
-def test_rewritten_network_is_built_in_float32():
-    experiment = build(resolve("digits", "bf16,precision.implementation=graph_rewrite"))
-    assert experiment.model.policy.compute_dtype == jnp.float32

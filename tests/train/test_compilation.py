@@ -14,9 +14,7 @@ from mixedres._internal import coordination
 from mixedres._internal.cli import compilation
 from mixedres._internal.cli.compilation import CompilationCounter
 from mixedres._internal.errors import ConfigError
-from mixedres.checkpoints import RecordedRun
 from tests import ROOT
-from tests.train import run_cases
 
 TINY = (
     f"--config={ROOT}/configs/digits.py:fp16",
@@ -166,10 +164,3 @@ def test_processes_follow_the_decision_of_process_0(tmp_path, monkeypatch):
         monkeypatch.setattr(coordination, "broadcast", lambda name, value, decided=decided: decided)
         with compilation.compilation_cache("auto"):
             assert jax.config.jax_compilation_cache_dir == decided
-
-
-@pytest.mark.usefixtures("small_network")
-def test_run_may_go_on_with_another_cache(tmp_path):
-    one, other = (run_cases.tiny(steps=2, eval_every=0, compilation_cache=name) for name in ("none", "auto"))
-    run_cases.fit(one, tmp_path / "run")
-    assert run_cases.fit(other, tmp_path / "run") == RecordedRun(tmp_path / "run").summary()

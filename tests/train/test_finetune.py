@@ -1,12 +1,13 @@
 """Runs that start from trained weights, and runs that train only a part."""
 
+import pathlib
 import shutil
 
 import jax
 import numpy as np
 import pytest
 
-from mixedres import checkpoints, data, main, models
+from mixedres import checkpoints, data, models
 from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import layouts, load, workdir
 from mixedres.data.images import preprocessing
@@ -84,38 +85,42 @@ def test_kill_in_the_first_checkpoint_restarts_from_the_weights(backbone, tmp_pa
     assert checkpoints.RecordedRun(directory).summary()["fingerprint"] == first
 
 
-def test_weights_of_version_1_are_refused_for_1_5(tmp_path):
-    """They have the same shapes, and a run's config tells them apart."""
-    file = checkpoints.WeightsFile(tmp_path, {}, "transformers", version="1")
+@pytest.fixture
+def of_bottlenecks(monkeypatch):
+    """(A ResNet-50, a function from the fields of a file of its weights to nothing: `load_weights` then reads it)."""
     model = models.create("resnet50", num_classes=3, policy=build(tiny()).precision.policy)
-    bottlenecks = checkpoints.Architecture(True, tuple(model.stage_sizes), 3, 3)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints, "read_weights", lambda path: file)
-        patch.setattr(checkpoints, "from_tensors", lambda *_: ({}, True))
-        patch.setattr(checkpoints.WeightsFile, "architecture", bottlenecks)
-        with pytest.raises(ConfigError, match=r"version 1, which has weights of the same shapes; set config.model.ver"):
-            start.load_weights("there", {}, model)
+
+    def file(*fields, **options):
+        read = checkpoints.WeightsFile(pathlib.Path("there"), {}, *fields, **options)
+        monkeypatch.setattr(checkpoints, "read_weights", lambda path: read)
+
+    monkeypatch.setattr(checkpoints, "from_tensors", lambda *_: ({}, True))
+    architecture = checkpoints.Architecture(True, tuple(model.stage_sizes), 3, 3)
+    monkeypatch.setattr(checkpoints.WeightsFile, "architecture", architecture)
+    return model, file
 
 
-def test_differing_padding_and_input_are_noted(tmp_path):
+def test_weights_of_version_1_are_refused_for_1_5(of_bottlenecks):
+    """They have the same shapes, and a run's config tells them apart."""
+    model, file = of_bottlenecks
+    file("transformers", version="1")
+    with pytest.raises(ConfigError, match=r"version 1, which has weights of the same shapes; set config.model.ver"):
+        start.load_weights("there", {}, model)
+
+
+def test_differing_padding_and_input_are_noted(of_bottlenecks):
     """Padding changes no shape and the means of images none either: the first is refused, the second is a note."""
-    experiment = build(tiny())
-    model = models.create("resnet50", num_classes=3, policy=experiment.precision.policy)
-    bottlenecks = checkpoints.Architecture(True, tuple(model.stage_sizes), 3, 3)
+    model, file = of_bottlenecks
     spec = data.InputSpec((224, 224, 3), (123.68, 116.78, 103.94), (1.0, 1.0, 1.0), 0.875, "official")
     options = {"padding": "tensorflow", "pool_padding": "tensorflow", "projection": "stage"}
-    file = checkpoints.WeightsFile(tmp_path, {}, "mixedres", version="1.5", options=options, input=spec.to_json())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints, "read_weights", lambda path: file)
-        patch.setattr(checkpoints, "from_tensors", lambda *_: ({}, True))
-        patch.setattr(checkpoints.WeightsFile, "architecture", bottlenecks)
-        wanted = "set config.model.padding=tensorflow and config.model.pool_padding=tensorflow$"
-        with pytest.raises(ConfigError, match=wanted):
-            start.load_weights("there", {}, model)
-        fitting = model.clone(padding="tensorflow", pool_padding="tensorflow")
-        assert "means" not in start.load_weights("there", {}, fitting, spec).note
-        torch = preprocessing.get_preprocessing("torch").input_spec(224)
-        assert start.load_weights("there", {}, fitting, torch).note.endswith("set config.data.preprocessing=official")
+    file("mixedres", version="1.5", options=options, input=spec.to_json())
+    wanted = "set config.model.padding=tensorflow and config.model.pool_padding=tensorflow$"
+    with pytest.raises(ConfigError, match=wanted):
+        start.load_weights("there", {}, model)
+    fitting = model.clone(padding="tensorflow", pool_padding="tensorflow")
+    assert "means" not in start.load_weights("there", {}, fitting, spec).note
+    torch = preprocessing.get_preprocessing("torch").input_spec(224)
+    assert start.load_weights("there", {}, fitting, torch).note.endswith("set config.data.preprocessing=official")
 
 
 def test_layer_decay_shrinks_with_the_distance_to_the_head():
@@ -137,19 +142,3 @@ def test_frozen_leaves_have_no_optimizer_state():
     kept = params["stem"]["kernel"] + np.asarray(updates["stem"]["kernel"])
     assert kept.tobytes() == params["stem"]["kernel"].tobytes()
     np.testing.assert_allclose(updates["head"]["kernel"], [-1.1, -1.2])
-
-
-@pytest.mark.slow
-def test_head_of_a_run_on_digits_learns_on(tmp_path, capsys):
-    """The commands of a person: train on digits, then teach the head alone in fp16."""
-    short = ["--config.model.name=cifar_resnet8", "--config.num_devices=1", "--config.steps=30"]
-    first = tmp_path / "digits"
-    assert main.main(["mixedres", "--config=configs/digits.py:fp16", *short, f"--workdir={first}"]) == 0
-    config = "--config=configs/finetune.py:fp16,data=digits,data.image_size=16,data.flip=False"
-    alone = ["--config.trainable=^/head/", "--config.batch_norm.frozen", f"--config.init_from={first}"]
-    second = tmp_path / "other"
-    assert main.main(["mixedres", config, *short, *alone, f"--workdir={second}"]) == 0
-    assert f"weights: {first} (cifar_resnet8 of 10 classes" in capsys.readouterr().out
-    check_head_alone_changed(tensors(first), tensors(second))
-    losses = [checkpoints.RecordedRun(path).summary()["eval"]["loss"] for path in (first, second)]
-    assert losses[1] < losses[0]

@@ -10,10 +10,8 @@ import jmp
 import numpy as np
 import pytest
 
-from mixedres import checkpoints, models, precision, replay, train
+from mixedres import checkpoints, models, train
 from mixedres._internal.errors import ConfigError
-from mixedres.config import unflatten
-from mixedres.doctor import examination
 from mixedres.export import __main__ as export
 from mixedres.export import __main__ as export_command
 from mixedres.predict import __main__ as predict
@@ -138,41 +136,9 @@ def test_run_of_a_network_that_is_not_registered_is_one_line(place, trained, mon
     assert "model 'convnext' is unknown; use one of resnet18" in error and error.count("\n") == 1
 
 
-def test_doctor_counts_every_module(place, trained):
-    report, _ = examination.examine_network(train.plan(on_images(place, num_devices=1)), trained[0], [0], [])
-    assert {"patches", "block/depthwise", "block/norm", "block/contract", "head"} <= {
-        row.layer for row in report.rows if row.kind == "activation"
-    }
-
-
-@pytest.mark.slow
-def test_rewritten_step_has_the_gradients_of_float32(tmp_path):
-    """On digits, before and after a few steps of Muon; every kernel then has an orthogonal part of the last update."""
-    options = {"data__name": "digits", "data__image_size": 16, "data__num_classes": None, "data__train_examples": None}
-    options |= {"optimizer__name": "muon", "optimizer__learning_rate": 0.02, "steps": 4, "num_devices": 1}
-    config = run_cases.tiny("fp16_rewrite", model__name="convnext", eval_every=0, **options)
-    summary = run_cases.fit(config, tmp_path / "run")
-    assert summary["loss_scale"]["skipped_steps"] == 0 and summary["train"]["loss"] < 2.4
-    experiment = run_cases.build(config)
-    state = train.start.latest_start(experiment, tmp_path / "run").state
-    assert state.batch_stats == {}
-    batch = experiment.shard_batch(next(iter(experiment.source.train_batches(16, seed=0, first_step=4))))
-    exact, rounded = (
-        steps.loss_and_grads(experiment.in_precision(precision.get(name)))(state, batch)
-        for name in ("fp32", "fp16_rewrite")
-    )
-    step_cases.close(rounded, exact, 0.02)
-
-
 @pytest.mark.parametrize("key", ["model__version=1", "batch_norm__sync=True", "optimizer__layer_decay=0.9"])
 def test_options_of_resnets_are_refused(key):
     name, value = key.split("=")
     words = f"config.{name.replace('__', '.')}={value} is about ResNets, and model.name=convnext is none"
     with pytest.raises(ConfigError, match=words):
         run_cases.build(run_cases.tiny(model__name="convnext", **{name: value}))
-
-
-def test_failed_step_is_repeated_in_a_rewriting_preset(place, trained):
-    """The keys of a recorded config stay valid, although such a preset cannot fuse norms."""
-    resolved = run_cases.build(on_images(place)).resolved
-    assert run_cases.build(unflatten(replay.in_preset(resolved, "bf16_rewrite"))).precision.name == "bf16_rewrite"

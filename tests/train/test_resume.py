@@ -1,13 +1,11 @@
 """Runs that are stopped anywhere and go on: the same bits, and the same lines, as runs that were not."""
 
-import functools
 import os
 import signal
 import subprocess
 import sys
 
 import jax
-import numpy as np
 import pytest
 
 from mixedres import checkpoints
@@ -16,7 +14,6 @@ from mixedres.checkpoints import manager, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.train import evaluation, loop, start
 from mixedres.train.metrics.log import RunLog
-from tests.data import made
 from tests.train import run_cases, step_cases
 from tests.train.run_cases import after, build, final_state
 
@@ -61,9 +58,9 @@ def stop_in_evaluation(patch, step, number=signal.SIGTERM):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, small_network):
-    """A function from a preset to the directory and summary of an undisturbed run."""
-    root = tmp_path_factory.mktemp("whole")
-    return functools.cache(lambda preset: (root / preset, run_cases.fit(config(preset), root / preset)))
+    """The directory and summary of an undisturbed run."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    return directory, run_cases.fit(config(), directory)
 
 
 def check_equal(directory, summary, reference):
@@ -72,38 +69,22 @@ def check_equal(directory, summary, reference):
     assert all(summary[name] == expected[name] for name in ("eval", "best", "loss_scale"))
     assert summary["train"]["loss"] == expected["train"]["loss"]
     assert metrics(directory) == metrics(at)
-    chosen = config(expected["precision"])
-    assert step_cases.bits(final_state(directory, chosen)) == step_cases.bits(final_state(at, chosen))
+    found, wanted = (step_cases.bits(final_state(place, config())) for place in (directory, at))
+    assert found == wanted
 
 
-@pytest.mark.parametrize("preset", [pytest.param("fp32", marks=pytest.mark.slow), "fp16"])
-def test_run_stopped_twice_ends_with_the_same_bits(whole, preset, tmp_path, monkeypatch, capfd):
+def test_run_stopped_twice_ends_with_the_same_bits(whole, tmp_path, monkeypatch, capfd):
     for step, number in ((1, signal.SIGTERM), (5, signal.SIGUSR1)):
         with monkeypatch.context() as patch, pytest.raises(Stopped) as caught:
             stop_at(patch, step, number)
-            run_cases.fit(config(preset), tmp_path)
+            run_cases.fit(config(), tmp_path)
         assert caught.value.status == 128 + number
         assert f"after step {step + 2}; the checkpoint of step {step + 2} is saved" in str(caught.value)
         assert not (tmp_path / workdir.SUMMARY).exists()
     assert "SIGTERM: finishing this step and saving" in capfd.readouterr().err
-    summary = run_cases.fit(config(preset), tmp_path)
+    summary = run_cases.fit(config(), tmp_path)
     assert summary["train"]["first_step"] == 7
-    check_equal(tmp_path, summary, whole(preset))
-
-
-@pytest.mark.slow
-def test_number_of_decoding_processes_changes_no_image(tmp_path, monkeypatch):
-    made.write_noise(tmp_path / "images", 48, 56, "JPEG", count=40)
-    folder = {"data__name": "folder", "data__dir": tmp_path / "images", "data__flip": True, "data__image_size": 16}
-    folder |= {"data__num_classes": None, "data__train_examples": None}
-    straight = run_cases.fit(config(**folder), tmp_path / "straight")
-    for workers, step in ((1, 1), (2, 5)):
-        with monkeypatch.context() as patch, pytest.raises(Stopped):
-            stop_at(patch, step)
-            run_cases.fit(config(**folder, data__workers=workers), tmp_path / "run")
-    last = run_cases.fit(config(**folder), tmp_path / "run")
-    assert last["train"]["first_step"] == 7 and last["fingerprint"] == straight["fingerprint"]
-    assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
+    check_equal(tmp_path, summary, whole)
 
 
 @pytest.mark.parametrize("step", [4, 8, 9])
@@ -111,11 +92,11 @@ def test_interrupted_evaluation_is_repeated(whole, step, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(Stopped, match=f"the checkpoint of step {step} is saved"):
         stop_in_evaluation(patch, step, signal.SIGUSR2)
         run_cases.fit(config(), tmp_path)
-    assert metrics(tmp_path) == [line for line in metrics(whole("fp16")[0]) if line["step"] <= step][:-1]
+    assert metrics(tmp_path) == [line for line in metrics(whole[0]) if line["step"] <= step][:-1]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         after(patch, RunLog, "eval", crash)
         run_cases.fit(config(), tmp_path)
-    check_equal(tmp_path, run_cases.fit(config(), tmp_path), whole("fp16"))
+    check_equal(tmp_path, run_cases.fit(config(), tmp_path), whole)
 
 
 def test_interrupted_last_evaluation_is_repeated_in_a_longer_run(tmp_path, monkeypatch):
@@ -136,14 +117,14 @@ def test_signal_before_the_first_step_saves_nothing(whole, tmp_path, monkeypatch
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(loop.Loop, "run", stopping)
         run_cases.fit(config(), tmp_path)
-    check_equal(tmp_path, run_cases.fit(config(), tmp_path), whole("fp16"))
+    check_equal(tmp_path, run_cases.fit(config(), tmp_path), whole)
 
 
 def test_signal_in_the_last_step_keeps_the_result(whole, tmp_path, monkeypatch):
     after(monkeypatch, RunLog, "eval", send, step=9)
     summary = run_cases.fit(config(), tmp_path)
     monkeypatch.undo()
-    check_equal(tmp_path, summary, whole("fp16"))
+    check_equal(tmp_path, summary, whole)
 
 
 def test_second_signal_ends_the_process_at_once():
@@ -164,8 +145,8 @@ def test_second_signal_ends_the_process_at_once():
     assert "SIGINT: finishing this step" in done.stderr and "SIGTERM again: stopping at once" in done.stderr
 
 
-def test_signal_handlers_are_restored_after_a_run(whole):
-    whole("fp16")
+@pytest.mark.usefixtures("whole")
+def test_signal_handlers_are_restored_after_a_run():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -176,7 +157,7 @@ def test_longer_run_continues_the_shorter_one(whole, tmp_path, capsys):
     longer = run_cases.fit(config(), tmp_path)
     assert "note: the run is longer now; its learning rate follows" in capsys.readouterr().out
     assert longer["train"]["first_step"] == 8
-    check_equal(tmp_path, longer, whole("fp16"))
+    check_equal(tmp_path, longer, whole)
 
 
 def test_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, capsys):
@@ -195,18 +176,6 @@ def test_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, capsys
         assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(restored)} == {devices}
         note = f"note: 8 devices before, {devices} now: batch norm takes its statistics over {16 // devices} images"
         assert (note in capsys.readouterr().out) == (devices != 8)
-
-
-@pytest.mark.slow
-def test_resume_on_another_number_of_devices_keeps_the_numbers(tmp_path, monkeypatch):
-    synced = {"batch_norm__sync": True, "num_devices": 2}
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        stop_at(patch, 1)
-        run_cases.fit(config("fp32", **synced), tmp_path / "run")
-    continued = run_cases.fit(config("fp32", **synced | {"num_devices": 1}), tmp_path / "run")
-    straight = run_cases.fit(config("fp32", **synced), tmp_path / "straight")
-    assert continued["train"]["first_step"] == 3 and continued["device"]["count"] == 1
-    np.testing.assert_allclose(continued["eval"]["loss"], straight["eval"]["loss"], rtol=1e-5)
 
 
 def fill_disk(patch, step):
@@ -228,7 +197,7 @@ def test_failed_checkpoint_is_a_warning(whole, tmp_path, monkeypatch, capsys):
     assert "the checkpoint of step 4 could not be written (No space left on device)" in captured.out
     assert "Traceback" not in captured.out + captured.err
     assert "4" not in {path.name for path in (tmp_path / workdir.CHECKPOINTS).iterdir()}
-    check_equal(tmp_path, summary, whole("fp16"))
+    check_equal(tmp_path, summary, whole)
 
 
 def test_failed_last_checkpoint_fails_the_run(whole, tmp_path, monkeypatch):
@@ -237,4 +206,4 @@ def test_failed_last_checkpoint_fails_the_run(whole, tmp_path, monkeypatch):
         fill_disk(patch, 9)
         run_cases.fit(config(), tmp_path)
     assert not (tmp_path / workdir.SUMMARY).exists()
-    check_equal(tmp_path, run_cases.fit(config(), tmp_path), whole("fp16"))
+    check_equal(tmp_path, run_cases.fit(config(), tmp_path), whole)

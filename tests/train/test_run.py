@@ -115,28 +115,12 @@ def test_implicit_transfer_in_the_loop_is_an_error(tmp_path, monkeypatch):
         run_cases.fit(tiny("fp16", ema_decay=0.9), tmp_path / "run")
 
 
-def test_tensorboard_events_hold_the_same_numbers(finished):
-    (path,) = finished.directory.glob(workdir.EVENTS)
-    found = {}
-    for event in run_cases.events(path):
-        found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
-    for line in lines(finished.directory, "train"):
-        np.testing.assert_allclose(found["train/loss", line["step"]], line["loss"], rtol=1e-6)
-    for line in lines(finished.directory, "eval"):
-        np.testing.assert_allclose(found["eval/top1", line["step"]], line["top1"], rtol=1e-6)
-
-
 def test_mode_eval_repeats_the_last_evaluation(finished, capsys):
     directory, config, summary, _ = finished
     before = sorted(path.name for path in directory.iterdir())
     assert run_cases.evaluate(config, directory) == summary["eval"]
     assert f"top-1 {summary['eval']['top1']:.2%}" in capsys.readouterr().out
     assert sorted(path.name for path in directory.iterdir()) == before
-
-
-def test_finished_run_is_not_repeated(finished, capsys):
-    assert run_cases.fit(finished.config, finished.directory) == finished.summary
-    assert "finished" in capsys.readouterr().out
 
 
 def test_run_stops_at_a_given_accuracy(tmp_path):
@@ -212,25 +196,9 @@ def test_first_of_equal_evaluations_is_the_best(tmp_path):
     assert summary["best"]["step"] == 2
 
 
-# Every step multiplies the kernels by 1e16.
-DIVERGING = {
-    "optimizer__learning_rate": 1e9,
-    "optimizer__weight_decay": 1e7,
-    "optimizer__lr_reference_batch": 0,
-    "schedule__name": "constant",
-}
-
-
-@pytest.mark.parametrize(
-    ("preset", "options", "message"),
-    [
-        ("fp16", {"precision__loss_scale": 2.0**60, "steps": 2}, "all 2 steps were skipped"),
-        ("fp32", DIVERGING | {"steps": 2}, "test loss is not finite"),
-    ],
-)
-def test_run_without_a_finite_result_fails(preset, options, message, tmp_path):
-    with pytest.raises(TrainingError, match=message):
-        run_cases.fit(tiny(preset, eval_every=0, **options), tmp_path / "run")
+def test_run_without_a_finite_result_fails(tmp_path):
+    with pytest.raises(TrainingError, match="all 2 steps were skipped"):
+        run_cases.fit(tiny("fp16", eval_every=0, precision__loss_scale=2.0**60, steps=2), tmp_path / "run")
     assert not (tmp_path / "run" / workdir.SUMMARY).exists()
 
 

@@ -22,8 +22,7 @@ def frozen_part(state):
     return state.params, state.batch_stats, state.opt_state.inner_state, state.ema
 
 
-@pytest.mark.parametrize("preset", ["fp16", "fp16_static"])
-@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize(("preset", "at"), [("fp16", 3), ("fp16_static", 0)])
 def test_skipped_step_changes_only_the_scale(preset, at):
     train_step, state = cases.make(preset)
     for seed in range(at):
@@ -119,22 +118,6 @@ def test_infinite_loss_with_finite_gradients_is_no_step():
     assert metrics["halted"] == 1 and state.params["w"] == 1.0 and state.step == 0
 
 
-def test_too_large_scale_is_halved_until_gradients_are_finite():
-    scale = precision.DynamicLossScale(loss_scale=2.0**40, max_loss_scale=2.0**40)
-    train_step, state = cases.make("fp16", loss_scale=scale)
-    before, skipped = cases.bits(frozen_part(state)), 0
-    while True:
-        state, metrics = train_step(state, cases.batch(0))
-        if metrics["grads_finite"]:
-            break
-        skipped += 1
-        assert np.isfinite(metrics["loss"])  # only the backward pass overflowed
-        assert cases.bits(frozen_part(state)) == before
-        assert state.loss_scale.loss_scale == 2.0 ** (40 - skipped)
-    assert 5 < skipped < 40
-    assert cases.bits(state.params) != before
-
-
 @pytest.mark.parametrize(
     "scale, survives",
     [(precision.DynamicLossScale(), True), (precision.NoOpLossScale(), False)],
@@ -199,21 +182,6 @@ def test_eight_synchronized_devices_take_the_step_of_one():
         second, b = eight(second, data)
         cases.close((second.params, second.batch_stats, second.ema), (first.params, first.batch_stats, first.ema), 1e-5)
         cases.close(b, a, 1e-5)
-
-
-def test_rewritten_step_is_as_close_to_float32_as_casting():
-    updates = {}
-    for preset in ("fp32", "fp16", "fp16_rewrite"):
-        # Without momentum and decay the change is the gradient times the rate; without a scale nothing is skipped.
-        train_step, state = cases.make(preset, tx=optax.sgd(0.1))
-        before = cases.host(state.params)
-        state, metrics = train_step(state, cases.batch(3, 32))
-        assert metrics["grads_finite"] == 1
-        moved = jax.tree.map(lambda new, old: np.asarray(new, np.float64) - old, cases.host(state.params), before)
-        updates[preset] = np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(moved)])
-        assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.float32)}
-    distances = {p: np.linalg.norm(u - updates["fp32"]) / np.linalg.norm(updates["fp32"]) for p, u in updates.items()}
-    assert 0 < distances["fp16_rewrite"] < 1.25 * distances["fp16"]
 
 
 def test_one_bad_device_skips_the_step_on_all():

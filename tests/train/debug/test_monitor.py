@@ -1,6 +1,5 @@
 """A look at every layer in training: the run is the same, the numbers are those of an examination, and it warns."""
 
-import json
 from unittest import mock
 
 import jax
@@ -105,16 +104,6 @@ def test_numbers_and_warnings_reach_the_log(counts):
     sampler.finished(2, {"loss_scale": 2.0**-30}, log)  # no sample of this step
     assert log.numerics.call_count == 1 and log.numerics.call_args.args[0] == 1
     assert log.print.call_args_list[0].args[0].startswith("warning: step 1: float16 loses 100.0% of the gradient of")
-
-
-@pytest.mark.slow
-def test_looks_may_change_when_a_run_goes_on(tmp_path):
-    shorter = config(2)
-    shorter.steps = 4
-    run_cases.fit(shorter, tmp_path / "run")
-    run_cases.fit(config(3), tmp_path / "run")
-    assert [line["step"] for line in lines(tmp_path / "run", "numerics")] == [2, 4, 6]
-    assert json.loads((tmp_path / "run" / workdir.CONFIG).read_text())["numerics.every"] == 3
 
 
 def test_without_looks_nothing_is_compiled():

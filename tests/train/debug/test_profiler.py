@@ -9,9 +9,8 @@ from collections import Counter
 import jax
 import pytest
 
-from mixedres._internal.errors import NonFiniteError, Stopped, TrainingError
+from mixedres._internal.errors import Stopped, TrainingError
 from mixedres.checkpoints import workdir
-from mixedres.train.debug import nonfinite
 from mixedres.train.debug.monitor import Sampler
 from mixedres.train.metrics.log import RunLog
 from tests.train import run_cases
@@ -111,24 +110,6 @@ def test_resumed_run_traces_the_remaining_steps(plain, tmp_path, monkeypatch, ca
     assert "nothing is traced: this start took no step of config.profile" in capfd.readouterr().out
     assert numbers(tmp_path) == {2: [2, 3], 4: [4, 5]}
     assert summary["fingerprint"] == plain[1]["fingerprint"]
-
-
-def test_run_that_ends_before_the_trace_notes_it(tmp_path, capsys):
-    run_cases.fit(config("5:1", eval_every="1 step", stop_at_top1=1e-9, steps=40), tmp_path)
-    out = capsys.readouterr().out
-    assert out.count("nothing is traced: this start took no step of config.profile") == 1
-    assert not (tmp_path / workdir.PROFILE).exists()
-
-
-def test_non_finite_step_ends_the_trace(tmp_path, monkeypatch):
-    def examine(*_):
-        assert numbers(tmp_path) == {2: [2, 3, 4, 5]}
-        raise MemoryError
-
-    monkeypatch.setattr(nonfinite, "examine_step", examine)
-    skipping = {"precision__loss_scale": 2.0**60, "max_consecutive_skips": 3, "steps": 20, "checkpoint_every": 0}
-    with pytest.raises(NonFiniteError, match=r"it was not examined \(MemoryError\)"):
-        run_cases.fit(config("1:9", **skipping), tmp_path)
 
 
 def test_error_during_a_trace_stays_the_error(tmp_path, monkeypatch):

@@ -23,7 +23,6 @@ from mixedres.checkpoints import Checkpoints
 from mixedres.config import parse_flags
 from mixedres.train import distributed
 from mixedres.train.distributed import liveness, opening
-from mixedres.train.distributed.startup import why
 from tests import ROOT, free_port
 from tests.train import run_cases
 from tests.train.run_cases import build
@@ -342,16 +341,6 @@ def test_hanging_process_is_named():
     assert liveness.describe_hang(heartbeats(5, 4, in_loop=False), 6) == ""
     assert liveness.describe_hang(heartbeats(5, 4, waited=5.0), 6) == ""
     assert liveness.describe_hang(heartbeats(5, 4) | heartbeats(5, waited=1.0), 6) == ""
-
-
-def test_why_processes_cannot_join():
-    # What JAX says before it aborts, from 0.10 and 0.12.
-    twice = "absl::Status: ALREADY_EXISTS: ... with a different incarnation"
-    assert "give each its own id from 0" in why(twice, "a:1", 2, 1, 6)
-    assert why("absl::Status: INTERNAL: no", "a:1", 2, 1, 6) == "process 1 cannot join a:1: INTERNAL: no"
-    late = why("absl::Status: DEADLINE_EXCEEDED: ...", None, None, None, 6)
-    assert "not all of the processes came to the address that --distributed found after 6 s" in late
-    assert "--process_timeout=SECONDS" in late
 
 
 class Client:
