@@ -2,7 +2,6 @@
 
 import re
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import jmp
@@ -10,17 +9,15 @@ import numpy as np
 import pytest
 
 from mixedres import precision
-from mixedres._internal.jax_compat import equations
 from mixedres._internal.module_paths import match_module
-from mixedres.models import create, module_paths
-from mixedres.models.layers import Conv, policy_at
+from mixedres.models import module_paths
+from mixedres.models.layers import policy_at
 from mixedres.numerics._recording.frames import module_path
 from tests.amp.graphs import SHORT, dtypes_by
 from tests.arrays import normal
 from tests.models.networks import random_variables, small
 
 IMAGES = normal(0, (2, 16, 16, 3))
-HALF = jmp.get_policy("params=float32,compute=float16,output=float32")
 PATTERNS = [
     "^/head$",
     "^/stem_",
@@ -99,25 +96,6 @@ def test_expression_without_effect_keeps_the_program(preset, pattern):
     assert re.sub("0x[0-9a-f]+", "", programs[0]) == re.sub("0x[0-9a-f]+", "", programs[1])
 
 
-@pytest.mark.parametrize(("size", "stride"), [(1, 1), (3, 2), (7, 2)])
-def test_convolution_equals_flax(size, stride):
-    pad = ((size // 2, size // 2),) * 2
-    init = nn.initializers.he_normal()
-    ours = Conv(5, size, stride, policy=HALF, kernel_init=init, precision="highest")
-    theirs = nn.Conv(
-        5, (size, size), stride, pad, use_bias=False, dtype=jnp.float16, kernel_init=init, precision="highest"
-    )
-    variables = [module.init(jax.random.key(3), IMAGES) for module in (ours, theirs)]
-    jax.tree.map(np.testing.assert_array_equal, *variables)
-    programs = [equations(jax.make_jaxpr(module.apply)(variables[0], IMAGES)) for module in (ours, theirs)]
-    own, flax = (
-        [(e.primitive.name, e.params, [v.aval for v in (*e.invars, *e.outvars)]) for e in program]
-        for program in programs
-    )
-    choice = ("platform_index", "cond")  # of the form for CPUs
-    assert [line for line in own if line[0] not in choice] == flax
-
-
 @pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
 def test_head_with_huge_logits_stays_finite(preset):
     """Of 1e6, which float16 cannot hold."""
@@ -153,8 +131,3 @@ def test_policies_at_paths():
     assert policy_at(("block1", "norm1"), norm, "^/block$") is norm
     double = jmp.get_policy("float64")
     assert policy_at(("head",), double, "/head").compute_dtype == jnp.float64
-
-
-def test_no_regular_expression():
-    with pytest.raises(ValueError, match=r"keep_float32='\(' is not a regular expression: missing \)"):
-        create("resnet18", num_classes=2, policy=HALF, keep_float32="(")

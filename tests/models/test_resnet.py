@@ -102,17 +102,6 @@ def test_projections_of_every_stage():
     assert bottlenecks[0] == bottlenecks[1]
 
 
-@pytest.mark.parametrize("option", ["padding", "pool_padding", "projection"])
-def test_unknown_options_are_refused(option):
-    with pytest.raises(ValueError, match=f"{option} 'same' is unknown; use "):
-        small("resnet18", "1", **{option: "same"})
-
-
-@pytest.mark.slow
-def test_forward_of_a_whole_network():
-    _check_forward(create("resnet50", num_classes=10, policy=FULL, version="1.5", epsilon=1e-3), (2, 64, 64, 3))
-
-
 def _check_train_mode(forward, model, x):
     variables = random_variables(model)
     logits, updates = jax.jit(forward)(variables, x)

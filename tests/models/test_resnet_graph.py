@@ -16,27 +16,7 @@ POLICIES = {
     dtype: jmp.get_policy(f"params=float32,compute={dtype},output=float32")
     for dtype in ("float32", "bfloat16", "float16")
 }
-NETWORKS = [("resnet50", "1"), ("resnet50", "1.5"), ("resnet50", "2"), ("cifar_resnet20", "1"), ("cifar_resnet20", "2")]
 BATCH, CLASSES = 2, 1001
-# For images of 224x224: the table of the original's imagenet_test.py; and for the CIFAR stem.
-IMAGENET_SHAPES = {
-    "initial_conv": (BATCH, 112, 112, 64),
-    "initial_max_pool": (BATCH, 56, 56, 64),
-    "block_layer1": (BATCH, 56, 56, 256),
-    "block_layer2": (BATCH, 28, 28, 512),
-    "block_layer3": (BATCH, 14, 14, 1024),
-    "block_layer4": (BATCH, 7, 7, 2048),
-    "final_reduce_mean": (BATCH, 2048),
-    "final_dense": (BATCH, CLASSES),
-}
-CIFAR_SHAPES = {
-    "initial_conv": (BATCH, 224, 224, 16),
-    "block_layer1": (BATCH, 224, 224, 16),
-    "block_layer2": (BATCH, 112, 112, 32),
-    "block_layer3": (BATCH, 56, 56, 64),
-    "final_reduce_mean": (BATCH, 64),
-    "final_dense": (BATCH, CLASSES),
-}
 
 
 # A ResNet-50 of one block in the first stage and two in the second: a stem, 3 convolutions a block, 2 projections.
@@ -59,32 +39,6 @@ def _named(equations, *names):
 
 def _dtypes(variables):
     return {variable.aval.dtype for variable in variables}
-
-
-# Every network in float16 in training; one in float32, and one in bfloat16 in evaluation.
-@pytest.mark.parametrize(
-    ("name", "version", "dtype", "train"),
-    [
-        *((*network, "float16", True) for network in NETWORKS),
-        (*NETWORKS[1], "float32", True),
-        (*NETWORKS[2], "bfloat16", False),
-    ],
-)
-def test_activations_are_half_and_variables_float32(name, version, dtype, train):
-    stages = 3 if "cifar" in name else 4
-    model = _model(name, version, dtype, stage_sizes=(1,) * stages)
-    variables, images = _traced(model)
-    mutable = ["intermediates", "batch_stats"] if train else ["intermediates"]
-    logits, state = jax.eval_shape(lambda v, x: model.apply(v, x, train, mutable=mutable), variables, images)
-    shapes = CIFAR_SHAPES if name.startswith("cifar") else IMAGENET_SHAPES
-    assert {name: leaf.shape for name, (leaf,) in state["intermediates"].items()} == shapes
-    assert {leaf.dtype for leaf in jax.tree.leaves(state["intermediates"])} == {jnp.dtype(dtype)}
-    assert logits.dtype == jnp.float32
-    assert set(variables) == {"params", "batch_stats"}
-    assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
-    if train:
-        dtypes = [jax.tree.map(jnp.result_type, tree["batch_stats"]) for tree in (state, variables)]
-        assert dtypes[0] == dtypes[1]
 
 
 def test_policy_sets_the_dtype_of_the_logits():
