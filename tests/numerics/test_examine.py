@@ -108,6 +108,8 @@ def test_shared_and_lifted_modules_and_trees():
     assert ("activation", "result['out']") in rows and ("activation", "result['more'][0]") not in rows
     assert report.notes == ("not examined, because the loss does not depend on them: result['more'][0]",)
     assert rows["parameter", "layers/dense/kernel"].module == "layers/dense"
+    # A result that is a tuple has numbers in its name, its module has none.
+    assert {row.module for row in report.rows if row.name.startswith("layers")} == {"layers", "layers/dense"}
 
 
 @pytest.mark.slow  # of single functions: tests/numerics/test_taps.py
@@ -131,20 +133,6 @@ def test_scales_against_a_search_over_all_of_them():
     assert report.recommended_log2_scale == max(s for s, count in bad.items() if count == min(bad.values()))
     assert report.recommended_scale == 2.0**report.recommended_log2_scale
     assert "2**" in report.advice and report.advice.count(". ") == 1
-
-
-def test_network_without_a_fitting_scale_is_advised_bfloat16():
-    """Layers that shrink what goes through them by 2**8 each: the first gradients are far below the last."""
-
-    def fn(params, x):
-        for i, w in enumerate(params):
-            x = numerics.tap(x @ w * 2.0**-8, f"layer{i:02}")
-        return x.sum()
-
-    params = [np.eye(8, dtype=np.float32)] * 12
-    report = examine(fn, params, np.ones((2, 8), np.float32))
-    assert report.dtype == "bfloat16" and report.advice.startswith("Take bfloat16: ")
-    assert len(report.keep_float32) > 6
 
 
 def test_of_several_examinations_the_worst_counts():
@@ -187,36 +175,6 @@ def test_zero_gradients_need_no_scale():
     assert report.advice.endswith("All gradients are zero, so the scale that they need is unknown.")
 
 
-class Outer(nn.Module):
-    """Modules with one name at two places, and some whose results are tuples."""
-
-    @nn.compact
-    def __call__(self, x):
-        x = nn.Dense(4, name="inner")(x)
-        cell = nn.LSTMCell(4, name="cell")
-        carry = cell.initialize_carry(jax.random.key(0), x.shape)
-        return cell(carry, Pair(name="block")(x)[0])[1]
-
-
-class Pair(nn.Module):
-    """Returns two."""
-
-    @nn.compact
-    def __call__(self, x):
-        x = nn.Dense(4, name="inner")(x)
-        return x, 2 * x
-
-
-def test_parameters_are_grouped_by_module_path():
-    model = Outer()
-    variables = model.init(jax.random.key(0), X)
-    report = examine(lambda v, x: model.apply(v, x).sum() * 1e-30, variables, X)
-    modules = {row.name: row.module for row in report.rows if row.kind == "parameter"}
-    assert modules["params/block/inner/kernel"] == "block/inner" and modules["params/inner/kernel"] == "inner"
-    assert modules["params/cell/hi/kernel"].startswith("cell")
-    assert "cell" in report.keep_float32 and not any("[" in module for module in report.keep_float32)
-
-
 def test_reports_add_up_and_become_text_json_and_a_page(tmp_path):
     first = examine(loss, PARAMS, X, scale=8, title="two steps").at_step(0)
     second = examine(loss, PARAMS, 4 * X, scale=8).at_step(100)
@@ -236,19 +194,6 @@ def test_reports_add_up_and_become_text_json_and_a_page(tmp_path):
     assert "two steps" in (tmp_path / "page.html").read_text()
     with pytest.raises(ValueError, match="different functions"):
         both + examine(lambda p, x: loss(p, x), PARAMS, X, select="a")
-
-
-def test_long_names_and_every_verdict_fit_into_100_columns():
-    name = "very/long/path/of/a/module/that/has/no/end"
-
-    def fn(params, x):
-        x = numerics.tap(x * params[name], name.removesuffix("/no/end"))
-        x = numerics.tap(x * 1e30, "enormous" * 5)
-        return numerics.tap(x * jnp.inf, "endless").sum()
-
-    report = examine(fn, {name: np.full((1, 7), 1e-30, np.float32)}, X[:, :1], scale=2.0**-3)
-    assert max(map(len, report.to_text().splitlines())) <= 100 and "already in float32" in report.advice
-    json.dumps(report.to_json(), allow_nan=False)
 
 
 def test_half_activations_and_a_loss_without_taps_are_noted():
@@ -278,38 +223,24 @@ ruled.defvjp(lambda x: (ruled(x), None), lambda _, g: (2 * g,))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "message"),
+    ("fn", "params", "options", "message"),
     [
-        ((loss, {"n": np.arange(3)}, X), {}, "params contain no floating-point array.*n is int"),
-        ((loss, {}, X), {}, "params contain no floating-point array.*none"),
-        ((loss, PARAMS, X), {"scale": 1000}, "power of two.*got 1000; 512 and 1024 are next to it"),
-        ((loss, PARAMS, X), {"scale": -2.0}, "power of two.*got -2.0$"),
-        ((loss, PARAMS, X), {"scale": math.inf}, "power of two.*got inf$"),
-        ((loss, PARAMS, X), {"select": "conv"}, "select='conv' matches no name; there are b, a"),
-        ((lambda p, x: x @ p["b"], PARAMS, X), {}, r"float scalar, got float32\[16, 8\]"),
-        ((lambda p, x: (loss(p, x), x), PARAMS, X), {}, "set has_aux=True"),
-        ((lambda p, x: jnp.int32(1), PARAMS, X), {}, r"float scalar, got int32\[\]"),
-        ((loss, PARAMS, X), {"scale": "dynamic"}, "power of two.*got dynamic"),
-        ((loss, PARAMS, X), {"select": "("}, r"select='\(' is not a regular expression"),
-        ((loss, {"a": {"b": X}, "a/b": X}, X), {}, "two of params are called 'a/b'"),
-        ((lambda p, x: ruled(x @ p["b"]).sum(), PARAMS, X), {}, "a tap is inside a function with a custom derivative"),
+        (loss, {"n": np.arange(3)}, {}, "params contain no floating-point array.*n is int"),
+        (loss, {}, {}, "params contain no floating-point array.*none"),
+        (loss, PARAMS, {"scale": 1000}, "power of two.*got 1000; 512 and 1024 are next to it"),
+        *((loss, PARAMS, {"scale": scale}, f"power of two.*got {scale}$") for scale in (-2.0, math.inf, "dynamic")),
+        (loss, PARAMS, {"select": "conv"}, "select='conv' matches no name; there are b, a"),
+        (loss, PARAMS, {"select": "("}, r"select='\(' is not a regular expression"),
+        (lambda p, x: x @ p["b"], PARAMS, {}, r"float scalar, got float32\[16, 8\]"),
+        (lambda p, x: jnp.int32(1), PARAMS, {}, r"float scalar, got int32\[\]"),
+        (lambda p, x: (loss(p, x), x), PARAMS, {}, "set has_aux=True"),
+        (loss, {"a": {"b": X}, "a/b": X}, {}, "two of params are called 'a/b'"),
+        (lambda p, x: ruled(x @ p["b"]).sum(), PARAMS, {}, "a tap is inside a function with a custom derivative"),
     ],
 )
-def test_mistakes_are_refused(arguments, options, message):
+def test_mistakes_are_refused(fn, params, options, message):
     with pytest.raises(ValueError, match=message):
-        examine(*arguments, **options)
-
-
-def test_expected_errors_of_casts():
-    """Against real ones; about a tenth off, as mantissas are not uniform."""
-    values = RNG.standard_normal(20000).astype(np.float32)
-    report = examine(lambda p, x: (p["w"] * x).sum(), {"w": values}, values)
-    row = by_name(report)["parameter", "w"]
-    for dtype, name in ((F16, "float16"), (jnp.bfloat16, "bfloat16")):
-        real = np.linalg.norm(np.asarray(jnp.asarray(values, dtype), np.float64) - values) / np.linalg.norm(values)
-        np.testing.assert_allclose(row.cast_error(name), real, rtol=0.2)
-    written = next(row for row in report.to_json()["rows"] if row["kind"] == "parameter")
-    assert written["bfloat16_error"] == row.cast_error("bfloat16") > 7 * written["float16_error"]
+        examine(fn, params, X, **options)
 
 
 def test_parameter_trees_may_contain_functions():

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from mixedres.numerics._exponents import BINS, SMALLEST, Exponents, exponents
 from mixedres.numerics._rows import TensorRow
@@ -72,22 +70,6 @@ def test_vmap_scan_and_remat(impl):
 
     summed, _ = jax.lax.scan(add, jnp.zeros(BINS, jnp.uint32), x)
     np.testing.assert_array_equal(summed, each.sum(0))
-
-
-@pytest.mark.parametrize(("impl", "check_vma"), [("scatter", True), ("compare", False), ("auto", True)])
-def test_eight_devices_are_counted_as_one(impl, check_vma):
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((16, 9)), jnp.float32)
-    whole = jax.device_put(x, NamedSharding(mesh, P("data")))
-    np.testing.assert_array_equal(count(whole, impl=impl), expected(x))
-    explicit = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
-    np.testing.assert_array_equal(count(jax.device_put(x, NamedSharding(explicit, P("data"))), impl=impl), expected(x))
-
-    def each(x):
-        return jax.lax.psum(exponents(x, impl), "data")
-
-    mapped = jax.shard_map(each, mesh=mesh, in_specs=P("data"), out_specs=P(), check_vma=check_vma)
-    np.testing.assert_array_equal(jax.jit(mapped)(whole), expected(x))
 
 
 DRAWS = {

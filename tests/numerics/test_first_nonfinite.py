@@ -188,11 +188,6 @@ def test_device_is_blamed_and_the_all_reduce_is_not(checked):
     assert origin.array.shape == () and origin.array.largest == 1
 
 
-def test_names_must_fit_the_arguments():
-    with pytest.raises(ValueError, match=r"one name for each of the 1 arguments, got \['a', 'b'\]"):
-        first_nonfinite(jnp.sin, ones(2), names=("a", "b"))
-
-
 def test_arguments_except_arrays_pass_unchanged():
     """As the layers of an Equinox module, which has functions among its leaves."""
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import mixedres.numerics
-from mixedres.numerics._exponents import BINS, Exponents
 from mixedres.numerics._page.rendering import render
 from mixedres.numerics._report import Comparison, Probe
 from mixedres.numerics._rows import LEVELS
@@ -130,16 +129,6 @@ def test_script_reads_the_keys_of_the_report():
         assert f"c.{field.name}" in script
 
 
-def test_another_format_is_refused():
-    with pytest.raises(ValueError, match="format 2, got 1"):
-        render(document(format=1))
-
-
-def test_no_unknown_marks_are_in_the_template():
-    marks = re.findall(r"\{\{(\w+)\}\}", (FOLDER / "page.html").read_text())
-    assert set(marks) == {"title", "advice", "style", "data", "script"}
-
-
 def evaluate(expression, **given):
     """The value of a JavaScript expression that sees the functions of page.js and `given`."""
     node = shutil.which("node")
@@ -169,23 +158,6 @@ def test_page_shows_the_verdicts_of_the_report(name):
         np.testing.assert_allclose([effect["lost"] for effect in effects], lost, rtol=0, atol=1e-5)
 
 
-def test_fractions_of_the_page_equal_the_histogram():
-    rng = np.random.default_rng(0)
-    cases, expected = [], []
-    for _ in range(40):
-        first, length = int(rng.integers(-60, 10)), int(rng.integers(1, 40))
-        counts = rng.integers(0, 1000, length) * rng.integers(0, 2, length)
-        counts[0] += 1
-        bins = np.zeros(BINS, np.uint32)
-        bins[first + 127 : first + 127 + length] = counts
-        log2_scale, numbers = int(rng.integers(-24, 41)), Exponents(bins)
-        cases.append([row(first=first, counts=counts.tolist()), log2_scale])
-        expected.append([f(log2_scale) for f in (numbers.flushed, numbers.subnormal, numbers.overflowing)])
-    code = "given.cases.map(([row, s]) => Object.values(page.fractionsOf(row, s, given.rules)))"
-    np.testing.assert_allclose(evaluate(code, cases=cases, rules=RULES), expected, rtol=1e-12)
-    assert np.all(np.ptp(expected, axis=0) > 0.5)
-
-
 def test_axis_holds_every_row_and_window():
     rows = [row(first=-40, counts=(0, 5, 1)), row(first=-90, counts=(3, 4)), row(counts=())]
     axis, cells = evaluate(
@@ -208,10 +180,3 @@ def test_rows_stand_side_by_side():
     assert [line["name"] for line in lines] == ["a", "b", "c", "b", "d", "e"]
     present = ["".join("x" if row else "-" for row in line["rows"]) for line in lines]
     assert present == ["xx", "xx", "-x", "x-", "xx", "-x"]
-
-
-def test_colors_and_numbers():
-    assert evaluate("[0, 1e-9, 1e-5, 0.29, 0.3, 1].map(page.colorOf)") == [-1, 0, 0, 11, 11, 11]
-    percentages = ["0 %", "<0.01 %", "0.23 %", ">99.9 %", ">99.9 %", "100 %", "not finite"]
-    assert evaluate("[0, 1e-6, 0.00234, 0.9995, 0.99999, 1, null].map(page.percent)") == percentages
-    assert evaluate("[page.power(-14), page.plain(17), page.plain(-3)]") == ["2⁻¹⁴", "131,072", "1/8"]
