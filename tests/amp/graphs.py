@@ -28,17 +28,6 @@ def products(jaxpr):
     return [eqn for eqn in equations(jaxpr) if eqn.primitive.name in PRODUCTS]
 
 
-def residual_bytes(loss, args):
-    """Bytes that the backward pass keeps of what the forward pass computed, by dtype."""
-    params, *rest = args
-    jaxpr = jax.make_jaxpr(lambda p, *rest: jax.vjp(lambda p: loss(p, *rest), p)[1])(params, *rest).jaxpr
-    kept = {id(v): v.aval for v in jaxpr.outvars if v not in jaxpr.invars and not hasattr(v, "val")}
-    total = {}
-    for aval in kept.values():
-        total[str(aval.dtype)] = total.get(str(aval.dtype), 0) + aval.size * aval.dtype.itemsize
-    return total
-
-
 def distance(got, want):
     """The relative L2 distance of two trees."""
     flat = [np.concatenate([np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(x)]) for x in (got, want)]

@@ -192,9 +192,3 @@ def test_decision_names_the_source_line():
     assert "test_coloring_calls.py:" in decision.source and "(dot)" in decision.source
     assert decision.in_dtypes == (jnp.float16, jnp.float16)
     assert decision.out_dtypes == (jnp.float32,)
-
-
-def test_explain_takes_shapes():
-    shape = jax.ShapeDtypeStruct((4, 4), jnp.float32)
-    assert explain(dot)(shape).decisions == explain(dot)(X).decisions
-    assert explain(lambda x: dot(x) + 1)(shape).casts_down == 2

@@ -64,25 +64,6 @@ def test_gradients_are_summed_over_devices_in_float32(local, spec, expected):
     assert errors["f32"] < 6e-4 and errors["f32"] < 0.85 * errors["f16"]
 
 
-def test_explain_names_the_dtype_of_the_sum_over_devices():
-    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
-
-    def notes(**options):
-        mapped = jax.shard_map(loss, mesh=mesh, in_specs=(P(), P("d"), P("d")), out_specs=P(), check_vma=True)
-        report = explain(lambda *args: mapped(*args), **options)((W, V), X, Y)
-        return [note for note in report.notes if "summed over them" in note]
-
-    def loss(params, x, y):
-        w, v = params
-        return jax.lax.pmean(jnp.mean(jnp.square(jnp.tanh(x @ w) @ v - y)), "d")
-
-    copied = "gradients of 2 arrays that are copied to the devices are summed over them in "
-    assert notes() == [f"{copied}float32 (allreduce_dtype='param')"]
-    assert notes(allreduce_dtype="compute") == [f"{copied}float16"]
-    with pytest.raises(ValueError, match="allreduce_dtype 'half' is unknown; use param or compute"):
-        autocast(loss, allreduce_dtype="half")
-
-
 def test_one_of_two_axes_is_mapped():
     """XLA for CPUs aborts the process at some float16 all-reduces over one of two axes (AllReducePromotion)."""
     mesh = jax.make_mesh((4, 2), ("d", "m"), axis_types=(AxisType.Auto,) * 2)

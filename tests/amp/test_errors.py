@@ -17,50 +17,32 @@ W = normal(1, (4, 4))
 Pair = collections.namedtuple("Pair", "first second")
 
 
-@pytest.mark.parametrize("make", [autocast, explain])
-@pytest.mark.parametrize(
-    ("dtype", "named"),
-    [
-        (jnp.float32, "float32"),
-        ("float64", "float64"),
-        (np.int8, "int8"),
-        ("nonsense", "'nonsense'"),
-    ],
-)
-def test_dtypes_except_half_are_refused(make, dtype, named):
-    with pytest.raises(ValueError, match=f"dtype must be float16 or bfloat16, got {named}"):
-        make(jnp.matmul, dtype)
+NOT_HALF = {jnp.float32: "float32", "float64": "float64", np.int8: "int8", "nonsense": "'nonsense'"}
+NOT_HALF |= {dtype: ".*; qwix .*float8$" for dtype in ("fp8", "FP8", "e4m3", "float8_e5m2", jnp.float8_e4m3fn)}
 
 
-@pytest.mark.parametrize("dtype", ["fp8", "FP8", "float8", "e4m3", "float8_e5m2", jnp.float8_e4m3fn])
-def test_float8_is_refused_with_a_library_that_has_it(dtype):
-    with pytest.raises(ValueError, match=r"^dtype must be float16 or bfloat16, got .*(8|e4m3).*; qwix .*float8$"):
-        autocast(jnp.matmul, dtype)
+@pytest.mark.parametrize("dtype", NOT_HALF)
+def test_dtypes_except_half_are_refused(dtype):
+    for make in (autocast, explain):
+        with pytest.raises(ValueError, match=f"dtype must be float16 or bfloat16, got {NOT_HALF[dtype]}"):
+            make(jnp.matmul, dtype)
 
 
-@pytest.mark.parametrize("make", [autocast, explain])
-@pytest.mark.parametrize("fn", [None, 3, "matmul", X])
-def test_non_function_is_refused(make, fn):
-    with pytest.raises(TypeError, match="autocast takes a function, got"):
-        make(fn)
+@pytest.mark.parametrize("fn", [None, "matmul", X])
+def test_non_function_is_refused(fn):
+    for make in (autocast, explain):
+        with pytest.raises(TypeError, match="autocast takes a function, got"):
+            make(fn)
 
 
 @pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        ("text", "named returns a str; .* returns arrays only"),
-        ({"logits": X, "aux": ["text"]}, r"named returns a str at \['aux'\]\[0\]; .* returns arrays only"),
-        ((X, len), r"named returns a builtin_function_or_method at \[1\]; .* returns arrays only"),
-        (Pair(X, object), r"named returns a type at \.second; .* returns arrays only"),
-    ],
+    ("result", "place"),
+    [("text", "str;"), ({"aux": ["text"]}, r"str at \['aux'\]\[0\];"), (Pair(X, object), r"type at \.second;")],
 )
-@pytest.mark.parametrize("make", [autocast, explain])
-def test_non_array_result_is_named(make, result, message):
-    def named(x):
-        return result
-
-    with pytest.raises(TypeError, match=message):
-        make(named)(X)
+def test_non_array_result_is_named(result, place):
+    for make in (autocast, explain):
+        with pytest.raises(TypeError, match=f"returns a {place} .* returns arrays only"):
+            make(lambda x: result)(X)
 
 
 def test_exception_of_the_function_passes_unchanged():

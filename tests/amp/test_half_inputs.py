@@ -90,15 +90,6 @@ def test_sum_over_devices_keeps_the_dtype_that_the_function_asks_for():
     assert "bf16" in program and "f32" not in program
 
 
-def test_explain_counts_the_operations():
-    report = explain(lambda x: jnp.exp(x) * 2)(X)
-    assert [(d.primitive, str(d.dtype), d.reason) for d in report.decisions] == [
-        ("exp", "float32", "float32, although its values are float16"),
-        ("mul", "float32", "float32, although its values are float16"),
-    ]
-    assert report.notes == ("operations in float32 although their values are half in the function: 2",)
-
-
 def test_maximum_is_scattered_in_half():
     w = normal(3, (8, 8))
     function = lambda x: (x @ w).at[jnp.arange(2)].max(x[:2] @ w) @ w  # noqa: E731

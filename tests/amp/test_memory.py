@@ -187,38 +187,6 @@ def test_gates_are_computed_in_float32_in_every_transform():
             assert np.linalg.norm(ours - theirs) <= 0.01 * np.linalg.norm(theirs)
 
 
-def attention(half="float32", rate=0.25):
-    """Attention with dropout after it, over float32 logits up to 80; with `half` cast by hand, the softmax too."""
-    kept = np.random.default_rng(4).random((BATCH, TIME, SIZE)) > rate
-
-    def loss(weights):
-        weights = jax.tree.map(lambda leaf: leaf.astype(half), weights)
-        x = jnp.swapaxes(XS, 0, 1).astype(half)
-        q, k, v = (x @ weights[name][:, :SIZE] for name in ("x", "h", "out"))
-        shares = jax.nn.softmax(3 * jnp.einsum("bqd,bkd->bqk", q, k))
-        mixed = jnp.einsum("bqk,bkd->bqd", shares, v) * kept.astype(half) / (1 - rate)
-        return jnp.mean((mixed @ weights["out"]).astype("float32") ** 2)
-
-    return loss
-
-
-@HALF
-def test_attention_saves_half_residuals_and_errs_less_than_half_softmax(half):
-    weights = recurrent_weights()
-    own, by_hand, full = autocast(attention(), half), attention(half), attention()
-    kept = [bytes_kept(f, weights) for f in (own, by_hand, full)]
-    assert kept[0] <= 1.05 * kept[1] < 0.65 * kept[2]
-    gradients = jax.jit(lambda weights: [jax.grad(f)(weights) for f in (full, own, by_hand)])
-    errors = []
-    for draw in range(8):  # of one the ratio of the errors is 0.6 to 1.1
-        exact, *found = map(flat, gradients(recurrent_weights(draw)))
-        errors.append([np.linalg.norm(f - exact) / np.linalg.norm(exact) for f in found])
-    own_error, error_by_hand = np.mean(errors, 0)
-    assert own_error < 0.85 * error_by_hand
-    reasons = {d.primitive: (str(d.dtype), d.reason) for d in explain(attention(), half)(weights).decisions}
-    assert reasons["exp"] == ("float32", f"a softmax before a product: float32, saved for its gradient in {half}")
-
-
 def test_derivative_of_a_cube_beyond_float16_is_finite():
     """gelu of 600, whose cube's derivative, a million, meets a derivative of tanh that is 0."""
 

@@ -94,13 +94,6 @@ def test_keyword_arrays_and_nested_arguments():
     assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype(jnp.float32)}
 
 
-def test_numpy_arguments_and_constants():
-    w = np.asarray(W)
-    close(autocast(lambda x: x @ w)(np.asarray(X)), X @ W)
-    close(jax.jit(autocast(lambda x: (x * np.float32(2)) @ w))(X), 2 * X @ W)
-    assert autocast(lambda x: x @ w)(X).dtype == jnp.float32
-
-
 def test_donated_arguments_are_deleted():
     step = jax.jit(autocast(lambda x, w: x - 0.1 * (x @ w)), donate_argnums=0)
     expected = X - 0.1 * (X @ W)
@@ -129,18 +122,6 @@ def test_closed_over_tracers():
     close(total, losses.sum())
 
 
-def test_hessian_is_close_to_float32():
-    def loss(x, f):
-        return jnp.sum(jnp.sin(f(x)))
-
-    def layer(x):
-        return jnp.tanh(x @ W / 4)
-
-    row = X[0]
-    got = jax.jit(jax.hessian(lambda x: loss(x, autocast(layer))))(row)
-    np.testing.assert_allclose(got, jax.hessian(lambda x: loss(x, layer))(row), rtol=0.02, atol=2e-3)
-
-
 def test_random_draws_keep_every_bit():
     def draws(key, x):
         a, b = jax.random.split(key)
@@ -163,11 +144,6 @@ def test_without_a_product_the_program_is_the_same():
     assert conversions(jax.make_jaxpr(fn)(*args)) == 0
     for got, expected in zip(jax.jit(autocast(fn))(*args), jax.jit(fn)(*args), strict=True):
         np.testing.assert_array_equal(got, expected)
-
-
-def test_program_without_a_product_is_noted():
-    (note,) = explain(lambda x: jnp.tanh(x) * 2)(X).notes
-    assert "the function is unchanged" in note
 
 
 def test_debug_print_prints_once_and_in_float32(capfd):
