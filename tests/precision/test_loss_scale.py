@@ -78,18 +78,13 @@ def test_rule_in_a_compiled_loop(rule, verdicts):
     ("options", "verdicts", "expected"),
     [
         # Growth comes with the last step of the period; flax's DynamicScale grows one step later: 8, 8, 8, 16.
-        ({"loss_scale": 8.0, "period": 3}, [1, 1, 1, 1, 1, 1, 1], [8, 8, 16, 16, 16, 32, 32]),
-        # An overflow starts the period anew.
-        ({"loss_scale": 8.0, "period": 3}, [1, 1, 0, 1, 1, 1, 0, 0], [8, 8, 4, 4, 4, 8, 4, 2]),
+        ({"loss_scale": 8.0, "period": 3}, [1] * 7, [8, 8, 16, 16, 16, 32, 32]),
         # A product above the maximum leaves the scale. Clipping would give 12, and unscaling would then round.
         ({"loss_scale": 4.0, "period": 1, "max_loss_scale": 12.0}, [1, 1, 1, 0, 1], [8, 8, 8, 4, 8]),
-        ({"loss_scale": 4.0, "period": 1, "max_loss_scale": 16.0}, [1, 1, 1], [8, 16, 16]),
         # The scale never becomes infinite.
         ({"loss_scale": 2.0**125, "period": 1, "max_loss_scale": 2.0**127}, [1, 1, 1], [2.0**126, 2.0**127, 2.0**127]),
-        # The quotient is clamped, so a floor that no division meets is reached all the same.
+        # The quotient is clamped, so a floor that no division meets is reached all the same; jmp's own forgets it.
         ({"loss_scale": 16.0, "min_loss_scale": 3.0}, [0, 0, 0, 0], [8, 4, 3, 3]),
-        # jmp's own class forgets its floor at this jit boundary and goes on to 1.
-        ({"loss_scale": 16.0, "min_loss_scale": 4.0}, [0] * 4, [8, 4, 4, 4]),
     ],
     ids=str,
 )
@@ -165,40 +160,27 @@ BAD_NUMBERS = [0, -1, float("nan"), float("inf"), "abc", "128", True, None, 1e-6
 
 
 @pytest.mark.parametrize("bad", BAD_NUMBERS, ids=short)
-@pytest.mark.parametrize("make", [StaticLossScale, lambda x: DynamicLossScale(loss_scale=x)], ids=["static", "dynamic"])
-def test_invalid_scale_is_refused(make, bad):
-    with pytest.raises(ValueError) as error:
-        make(bad)
-    assert "loss_scale" in str(error.value)
-    assert repr(bad) in str(error.value)
+def test_invalid_scale_is_refused(bad):
+    for make in (StaticLossScale, lambda x: DynamicLossScale(loss_scale=x)):
+        with pytest.raises(ValueError, match="loss_scale") as error:
+            make(bad)
+        assert repr(bad) in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"min_loss_scale": 2.0**16}, ("min_loss_scale 65536", "loss_scale 32768")),
-        ({"max_loss_scale": 2.0**14}, ("max_loss_scale 16384", "loss_scale 32768")),
-        ({"loss_scale": 2.0**-15}, ("loss_scale 3.05176e-05", "min_loss_scale 6.10352e-05")),
-        ({"min_loss_scale": 0.0}, ("min_loss_scale", "0.0")),
-        ({"max_loss_scale": float("inf")}, ("max_loss_scale", "inf")),
-        ({"factor": 1}, ("factor", "got 1")),
-        ({"factor": 0.5}, ("factor", "0.5")),
-        ({"factor": float("nan")}, ("factor", "nan")),
-        # Above 1, but 1 as a float32: the scale would never move.
-        ({"factor": 1 + 1e-9}, ("factor",)),
-        ({"period": 0}, ("period", "got 0")),
-        ({"period": 1.5}, ("period", "1.5")),
-        ({"period": -3}, ("period", "-3")),
-        ({"period": 2**31}, ("period",)),
-        ({"period": 3e9}, ("period",)),
-        ({"period": "3"}, ("period", "'3'")),
-    ],
-    ids=str,
-)
-def test_dynamic_scale_out_of_range(options, words):
-    with pytest.raises(ValueError) as error:
-        DynamicLossScale(**options)
-    assert all(word in str(error.value) for word in words), str(error.value)
+# Above 1, but 1 as a float32, the factor would never move the scale.
+OUT_OF_RANGE = {
+    "factor": (1, 0.5, float("nan"), 1 + 1e-9),
+    "period": (0, 1.5, -3, 2**31, 3e9, "3"),
+    "min_loss_scale": (2.0**16, 0.0),
+    "max_loss_scale": (2.0**14, float("inf")),
+    "loss_scale": (2.0**-15,),
+}
+
+
+@pytest.mark.parametrize(("name", "bad"), [(name, bad) for name, values in OUT_OF_RANGE.items() for bad in values])
+def test_dynamic_scale_out_of_range(name, bad):
+    with pytest.raises(ValueError, match=name):
+        DynamicLossScale(**{name: bad})
 
 
 @pytest.mark.parametrize("spec", [128, 128.0, "128", np.float32(128), np.int64(128), "1.28e2"])

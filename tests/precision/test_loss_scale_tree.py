@@ -81,16 +81,6 @@ def test_leaves_of_any_type(cls):
     assert fields(jax.tree.map(lambda _: None, build(cls))) == dict.fromkeys(names)
 
 
-def test_batch_of_scales_adjusts_like_each_alone():
-    scales = [DynamicLossScale(loss_scale=x, period=p) for x, p in ((2.0, 1), (8.0, 2), (1.0, 1))]
-    batch = jax.tree.map(lambda *x: jnp.stack(x), *scales)
-    verdicts = jnp.array([True, True, False])
-    adjusted = jax.vmap(lambda scale, finite: scale.adjust(finite))(batch, verdicts)
-    assert adjusted.loss_scale.tolist() == [4, 8, 0.5]
-    assert adjusted.counter.tolist() == [0, 1, 0]
-    assert adjusted.total_skipped.tolist() == [0, 0, 1]
-
-
 KINDS = [float, int, np.float64, np.float32, np.float16, jnp.float16, jnp.bfloat16, jnp.float32]
 
 

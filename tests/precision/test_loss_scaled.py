@@ -333,19 +333,11 @@ def test_flax_serializes_the_state(kind):
         serialization.from_state_dict(state.loss_scale, {"scale": 1.0})
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"value": ones(2)}, r"value must be the unscaled loss, a float scalar, got float32\[2\]"),
-        ({"value": 3}, "value must be the unscaled loss"),
-        ({"grad": ones(2)}, "grad must be the unscaled gradients"),
-        ({"value_fn": 1.0}, "value_fn must be a function of the parameters to the unscaled loss, got 1.0"),
-    ],
-)
-def test_extra_arguments_of_update_are_checked(given, message):
+@pytest.mark.parametrize(("name", "given"), [("value", ones(2)), ("value", 3), ("grad", ones(2)), ("value_fn", 1.0)])
+def test_extra_arguments_of_update_are_checked(name, given):
     tx = loss_scaled(optax.sgd(0.1), StaticLossScale(2.0))
-    with pytest.raises(TypeError, match=message):
-        tx.update(scaled({"w": ones(2)}, StaticLossScale(2.0)), tx.init({"w": ones(2)}), **given)
+    with pytest.raises(TypeError, match=f"{name} must be .*unscaled"):
+        tx.update(scaled({"w": ones(2)}, StaticLossScale(2.0)), tx.init({"w": ones(2)}), **{name: given})
 
 
 def test_line_search_takes_the_unscaled_loss_and_gradient():

@@ -17,9 +17,8 @@ def loss(w, x):
 
 
 @pytest.mark.parametrize("dtype, loss_scale", [("float16", 2.0**15), ("bfloat16", 1.0)])
-@pytest.mark.parametrize("short", [False, True])
-def test_rewritten_step_is_close_to_float32(dtype, loss_scale, short):
-    fn, tx = enable_rewrite(loss, optax.sgd(0.5), {"float16": "fp16", "bfloat16": "bf16"}[dtype] if short else dtype)
+def test_rewritten_step_is_close_to_float32(dtype, loss_scale):
+    fn, tx = enable_rewrite(loss, optax.sgd(0.5), dtype)
     state = tx.init(W)
     assert state.loss_scale.loss_scale == loss_scale
     _, grads = value_and_grad(fn)(state, W, X)
@@ -46,15 +45,3 @@ def test_lists_and_level_reach_the_rewrite():
     assert halves() > 0 == halves(lists={"unlisted": {"dot_general"}})
     with pytest.raises(ValueError, match="'turbo' is unknown; use one of default, allow_only, infer_as_deny"):
         enable_rewrite(loss, optax.sgd(0.5), level="turbo")
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ((loss, "sgd"), "must be an optax transformation, got 'sgd'"),
-        ((optax.sgd(0.5), loss), "autocast takes a function"),
-    ],
-)
-def test_invalid_arguments_are_refused(arguments, words):
-    with pytest.raises(TypeError, match=words):
-        enable_rewrite(*arguments)
