@@ -1,9 +1,7 @@
 """What a program is like in float32, under autocast and in the half mode of its own library."""
 
-import dataclasses
 import statistics
 import time
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -21,21 +19,8 @@ PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_gen
 SEEDS, REPEATS = 3, 3
 
 
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """Loss and gradient of a program in one precision.
-
-    Attributes:
-      facts: what can be read off its graph.
-      compiled: compiled(scale, params, *args) -> (loss, gradient of scale * loss).
-    """
-
-    facts: dict
-    compiled: Callable
-
-
 def variant(loss, program, half):
-    """Traces and compiles loss and gradient."""
+    """(Facts that can be read off its graph, compiled(scale, params, *args) -> (loss, gradient of scale * loss))."""
 
     def step(scale, params, *args):
         value, pullback = jax.vjp(lambda p: loss(p, *args), params)
@@ -55,7 +40,7 @@ def variant(loss, program, half):
         "equations": sum(1 for _ in equations(traced.jaxpr)),
     }
     compiled = traced.lower().compile(compiler_options=jax_compat.options_for_one_run())
-    return Variant(facts, lambda *args: compiled(*args)[:2])
+    return facts, lambda *args: compiled(*args)[:2]
 
 
 def _is_half(product, half):
@@ -107,14 +92,14 @@ def measured(program, half):
     errors = {name: [] for name in found if name != "float32"}
     for seed in range(SEEDS):
         args = (jnp.float32(SCALE), moved(program.params, seed), *program.args)
-        results = {name: one.compiled(*args) for name, one in found.items()}
+        results = {name: compiled(*args) for name, (_, compiled) in found.items()}
         for name, values in errors.items():
             values.append(distance(results[name][1], results["float32"][1]))
         if seed == 0:
             row["same_dtypes"] = _dtypes(results["autocast"]) == _dtypes(results["float32"])
             row["finite"] = all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(results["autocast"]))
     row["errors"] = {name: _mean(values) for name, values in errors.items()}
-    return row | {name: one.facts for name, one in found.items()}
+    return row | {name: facts for name, (facts, _) in found.items()}
 
 
 def _dtypes(tree):
