@@ -1,6 +1,5 @@
 """Damaged numbers: a flipped bit in the state or in a batch, labels out of range, data without classes or tests."""
 
-import itertools
 import shutil
 import types
 
@@ -12,44 +11,9 @@ from mixedres import data
 from mixedres._internal.errors import ConfigError, DataError, NonFiniteError, TrainingError
 from mixedres.train import loop, run
 from tests.train import run_cases
-from tests.train.run_cases import build, tiny
+from tests.train.run_cases import tiny
 
 pytestmark = pytest.mark.usefixtures("small_network")
-
-
-ALL = data.Shard()
-
-
-class Own(data.DataInfo):
-    """A data set of noise, of one's own; `label` replaces the first label of each training batch."""
-
-    fingerprint = "own"
-    label = None
-
-    def train_batches(self, batch_size, *, seed, first_step=0, shard=ALL):
-        for step in itertools.count(first_step):
-            rng = np.random.default_rng((seed, step))
-            labels = rng.integers(0, self.num_classes, batch_size, np.int32)
-            labels[0] = labels[0] if self.label is None else self.label
-            yield {"image": rng.integers(0, 256, (batch_size, *self.image_shape), np.uint8), "label": labels}
-
-    def eval_batches(self, batch_size, *, shard=ALL):
-        for batch in itertools.islice(self.train_batches(batch_size, seed=1), 2):
-            yield batch | {"mask": np.arange(batch_size) < 10}
-
-
-@pytest.fixture
-def own(monkeypatch):
-    """A function from fields of the data set to the config of a run on it."""
-
-    def config(preset="fp32", label=None, **fields):
-        fields = {"image_shape": (8, 8, 3), "num_classes": 5, "train_examples": 64, "eval_examples": 20} | fields
-        source = Own(**fields)
-        source.label = label
-        monkeypatch.setitem(data.SOURCES, "own", lambda options: source)
-        return tiny(preset, data__name="own", data__num_classes=None, data__train_examples=None)
-
-    return config
 
 
 @pytest.mark.parametrize(
@@ -77,16 +41,11 @@ def test_labels_of_another_dtype_are_refused(dtype):
         data.check_labels({"label": np.zeros(2, dtype)}, 5, "own")
 
 
-@pytest.mark.parametrize(
-    "fields, told",
-    [
-        ({"eval_examples": 0}, "classes: 5, test images: 0"),
-        ({"train_examples": 15}, "config.batch_size is 16, but config.data.name=own has only 15 training images"),
-    ],
-)
-def test_data_set_with_too_little_is_refused_before_the_run(own, fields, told):
-    with pytest.raises(ConfigError, match=told):
-        build(own(**fields))
+def test_data_set_without_test_images_is_refused_before_the_run(tmp_path):
+    source = data.Synthetic(image_shape=(8, 8, 3), num_classes=5, train_examples=64, eval_examples=0)
+    with pytest.raises(ConfigError, match="classes: 5, test images: 0"):
+        run_cases.fit(tiny(data__num_classes=None, data__train_examples=None), tmp_path / "run", source=source)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("loss, told", [(1.0e6, None), (6.5e34, "is 6.5e\\+34"), (float("nan"), "is not finite")])
@@ -100,9 +59,12 @@ def test_run_with_an_impossible_test_loss_fails(loss, told):
 
 
 @pytest.mark.slow
-def test_wrong_label_ends_a_run_before_it_is_trained_on(own, tmp_path):
-    with pytest.raises(DataError, match="data set own: the label -1 of image 0"):
-        run_cases.fit(own(label=-1), tmp_path)
+def test_wrong_label_ends_a_run_before_it_is_trained_on(tmp_path, monkeypatch):
+    batch = data.Synthetic._batch
+    monkeypatch.setattr(data.Synthetic, "_batch", lambda *given: batch(*given) | {"label": np.full(16, -1, np.int32)})
+    with pytest.raises(DataError, match="data set synthetic: the label -1 of image 0"):
+        run_cases.fit(tiny(), tmp_path)
+    assert not run_cases.lines(tmp_path, "train")
 
 
 # Places in the state. A number below 2 grows by 2**128 if bit 30 is flipped; bit 22 is the first of the mantissa.

@@ -32,31 +32,25 @@ def norm(y, scale, bias, axis_name=None):
     return (y - mean_) / jnp.sqrt(var_ + EPSILON) * scale + bias, (mean, var)
 
 
-def plain_relu(y, scale, bias, axis_name=None):
-    z, statistics = norm(y, scale, bias, axis_name)
-    return jax.nn.relu(z), statistics
+def plain_relu(*args, after=lambda z: z, **options):
+    z, statistics = norm(*args, **options)
+    return after(jax.nn.relu(z)), statistics
 
 
-def plain_relu_pool(y, scale, bias, axis_name=None):
-    z, statistics = norm(y, scale, bias, axis_name)
-    return max_pool(jax.nn.relu(z)), statistics
-
-
-def plain_add_relu(y, x, scale, bias, axis_name=None):
-    z, statistics = norm(y, scale, bias, axis_name)
+def plain_add_relu(y, x, *args, **options):
+    z, statistics = norm(y, *args, **options)
     return jax.nn.relu(z + x), statistics
 
 
-def plain_pair(y, scale_y, bias_y, z, scale_z, bias_z, axis_name=None):
-    one, statistics_y = norm(y, scale_y, bias_y, axis_name)
-    two, statistics_z = norm(z, scale_z, bias_z, axis_name)
+def plain_pair(*args, **options):
+    (one, statistics_y), (two, statistics_z) = norm(*args[:3], **options), norm(*args[3:], **options)
     return jax.nn.relu(one + two), statistics_y, statistics_z
 
 
 # name: (fused, plain, its arguments: m a map, v a vector)
 FUNCTIONS = {
     "norm_relu": (fused.norm_relu, plain_relu, "mvv"),
-    "norm_relu_pool": (fused.norm_relu_pool, plain_relu_pool, "mvv"),
+    "norm_relu_pool": (fused.norm_relu_pool, partial(plain_relu, after=max_pool), "mvv"),
     "norm_add_relu": (fused.norm_add_relu, plain_add_relu, "mmvv"),
     "norms_add_relu": (fused.norms_add_relu, plain_pair, "mvvmvv"),
 }
