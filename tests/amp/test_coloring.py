@@ -8,6 +8,7 @@ from jax import lax
 
 from mixedres.amp import autocast, explain
 from tests.amp.graphs import colors
+from tests.amp.programs import convolve
 from tests.arrays import normal, uniform
 
 X = uniform(0, (4, 4), 0.5, 1.5)
@@ -114,15 +115,12 @@ def test_clear_op_with_a_constant_is_exact_only_if_the_constant_is(constant, col
 def test_after_a_norm_the_activation_is_stored_in_half():
     kernel = jnp.ones((3, 3, 2, 2))
 
-    def conv(x):
-        return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
     def block(x):
-        y = conv(x)
+        y = convolve(x, kernel)
         centered = y - jnp.mean(y, (0, 1, 2), keepdims=True)
         variance = jnp.mean(centered * centered, (0, 1, 2), keepdims=True)
         y = lax.max(centered * lax.rsqrt(variance + 1e-3), 0.0)
-        return lax.sin(conv(y) + y)  # the residual addition reads the same activation
+        return lax.sin(convolve(y, kernel) + y)  # the residual addition reads the same activation
 
     decisions = explain(block)(jnp.ones((2, 4, 4, 2))).decisions
     (activation,) = [d for d in decisions if d.primitive == "max"]

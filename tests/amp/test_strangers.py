@@ -8,6 +8,7 @@ from jax import export
 from jax.custom_derivatives import SymbolicZero
 
 from mixedres.amp import PrecisionWarning, autocast, explain
+from tests.amp.programs import convolve
 from tests.arrays import normal
 
 X, W, S = normal(0, (8, 16)), normal(1, (16, 4)), jnp.asarray(2.0)
@@ -54,8 +55,7 @@ def test_custom_rule_receives_which_operands_have_gradients(asks, wanted):
 
 def attention(weights, x):
     """Convolution, bias, norm, softmax and gather: operations whose rules compare sizes."""
-    x = jax.lax.conv_general_dilated(x, weights["conv"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    x = jax.nn.gelu(x + weights["bias"][None, None, None])
+    x = jax.nn.gelu(convolve(x, weights["conv"]) + weights["bias"][None, None, None])
     x = (x - x.mean((1, 2), keepdims=True)) / jnp.sqrt(x.var((1, 2), keepdims=True) + 1e-3)
     rows = x.reshape(x.shape[0], -1, x.shape[-1])
     rows = jax.nn.softmax(jnp.einsum("bic,bjc->bij", rows, rows) / 3) @ rows

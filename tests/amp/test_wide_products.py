@@ -9,6 +9,7 @@ from jax import lax
 from mixedres._internal.jax_compat import equations
 from mixedres.amp import autocast, explain
 from tests.amp.graphs import SHORT
+from tests.amp.programs import convolve
 from tests.arrays import eye, normal, ones
 
 X, W, Y = normal(0, (24, 6)), normal(1, (6, 6), scale=6**-0.5), normal(2, (24,))
@@ -84,14 +85,10 @@ def test_cholesky_factor_of_a_gram_matrix_is_finite_and_right(half, limit):
     assert np.linalg.norm(found - expected) <= 10 * limit * np.linalg.norm(expected)
 
 
-def convolved(x, kernel):
-    return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-
 # For these XLA's CPU backend has no kernel with bfloat16 operands and a float32 result: (function, on rounded float32
 # or float64, shapes).
 FORMS = {
-    "convolution": (convolved, lambda x, k: convolved(jnp.float32(x), jnp.float32(k)), ((2, 5, 5, 3), (3, 3, 3, 2))),
+    "convolution": (convolve, lambda x, k: convolve(jnp.float32(x), jnp.float32(k)), ((2, 5, 5, 3), (3, 3, 3, 2))),
     "gradient of a layer": (
         lambda x, g: jax.grad(lambda w: jnp.sum((x @ w) * g))(ones((6, 8))),
         lambda x, g: np.einsum("btv,btw->vw", x, g),

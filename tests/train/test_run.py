@@ -159,9 +159,7 @@ KEPT = {"precision__keep_float32": "^/(head|stem_conv)$|/norm2$"}
 @pytest.mark.parametrize(
     ("preset", "options", "scale"),
     [
-        ("fp32", {}, 1.0),
-        ("bf16", {}, 1.0),
-        ("fp16_static", {}, 128.0),
+        *((preset, {}, scale) for preset, scale in (("fp32", 1.0), ("bf16", 1.0), ("fp16_static", 128.0))),
         ("fp16", KEPT, 2.0**15),
         ("fp16_rewrite", KEPT, 2.0**15),
     ],
