@@ -12,6 +12,8 @@ import pytest
 from experiments import aot, benchmark, gpu, sweep
 from experiments.lib import runs
 from mixedres import main, replay
+from mixedres.data import prepare
+from mixedres.data.check import __main__ as data_check
 from mixedres.doctor import __main__ as doctor
 from mixedres.export import __main__ as export
 from mixedres.predict import __main__ as predict
@@ -20,6 +22,7 @@ from tests.data import made
 from tests.train import run_cases
 
 MODULES = {"main": main, "replay": replay, "doctor": doctor, "export": export, "predict": predict}
+MODULES |= {"check": data_check, "prepare": prepare}
 MODULES |= {"aot": aot, "benchmark": benchmark, "gpu": gpu, "sweep": sweep}
 SHORT = ".steps=2 .model.name=cifar_resnet8 .num_devices=1"
 WORDS = {
@@ -56,6 +59,11 @@ def other_model(here):
     (here / "run" / "config.json").write_text(json.dumps(config | {"model.name": "cifar_resnet14"}))
 
 
+def earlier_copy(here):
+    shutil.rmtree(here / "begun")
+    made.write_files(here / "begun", {".prepare.json": b'{"format": 2, "short_side": 32, "quality": 90}'})
+
+
 def damage_step(here):
     (here / "run" / "nonfinite").mkdir()
     (here / "run" / "nonfinite" / "nonfinite.json").write_text("{")
@@ -67,6 +75,7 @@ DAMAGES = {
     "other model": other_model,
     "summary": lambda here: (here / "run" / "summary.json").write_text("{"),
     "step": damage_step,
+    "copied": earlier_copy,
     "images": lambda here: [path.unlink() for path in (here / "images" / "cat").iterdir()],
     "exits": lambda here: (here / "mine.py").write_text("import sys\nsys.exit(0)\n"),
     "pipe": lambda here: os.mkfifo(here / "mine.py"),

@@ -6,16 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from mixedres.data import NAMES, Dataset, Example, InMemory, Synthetic, examples, load
+from mixedres.data import Dataset, Example, Synthetic, examples, load
 from tests.data import batch_cases, made
-
-
-def test_digits_by_name():
-    source = load("digits", image_size=8, batch_size=32, pad=2, flip=True)
-    assert isinstance(source, InMemory)
-    assert (source.image_shape, source.train_examples) == ((8, 8, 1), 1437)
-    assert (source.pad, source.flip) == (2, True)
-    assert load("digits", image_size=8, batch_size=32).pad == 0
 
 
 def test_synthetic_by_name():
@@ -50,11 +42,6 @@ def test_normalization_of_synthetic_images(name, family, mean, std):
     assert batch["image"].min() >= 7 and batch["image"].max() <= 247  # only the step normalizes
     gray = load("synthetic", **options, synthetic_normalization=name, channels=1)
     assert gray.mean == (mean and (pytest.approx(sum(mean) / 3),))
-
-
-def test_unknown_normalization_is_refused():
-    text = message("synthetic", num_classes=5, train_examples=7, synthetic_normalization="official_fast")
-    assert text == "synthetic_normalization is 'official_fast'; it must be raw or official or torch or per_image"
 
 
 def test_class_0_may_be_the_background(tmp_path):
@@ -94,41 +81,6 @@ def message(name, **options):
     return made.message(load, name, **{"image_size": 8, "batch_size": 4, **options})
 
 
-NEAR = {"mnist": None, "": None, "digit": "digits", "cifar-10": "cifar10", "imagenet": "imagenet2012"}
-NEAR |= {"Synthetic": "synthetic", "folders": "folder"}
-
-
-@pytest.mark.parametrize(("name", "near"), NEAR.items())
-def test_unknown_name_is_told_the_nearest(name, near):
-    hint = f"did you mean {near!r}? " if near else ""
-    names = "digits, cluttered_digits, synthetic, cifar10, imagenet2012, folder"
-    assert ", ".join(NAMES) == names
-    assert message(name).startswith(f"data set {name!r} is unknown; {hint}use one of {names}, or tfds:NAME; ")
-
-
-@pytest.mark.parametrize("options", [{}, {"num_classes": 5}, {"train_examples": 5}])
-def test_synthetic_data_need_sizes(options):
-    text = message("synthetic", **options)
-    assert "num_classes" in text and "train_examples" in text
-
-
-def test_missing_imagenet_says_how_to_get_it(tmp_path):
-    text = message("imagenet2012", dir=str(tmp_path))
-    assert f"no {tmp_path}/imagenet2012/VERSION/dataset_info.json." in text
-    command = "tfds build imagenet2012 --manual_dir=THAT_DIRECTORY --file_format=array_record"
-    assert f"{command} --data_dir={tmp_path}; or name another place with --config.data.dir=DIR or TFDS_DATA_DIR" in text
-    assert "image-net.org" in text and "ILSVRC2012_img_train.tar" in text and "ILSVRC2012_img_val.tar" in text
-
-
-@pytest.mark.parametrize(("build", "version"), [("flowers", ""), ("flowers", "3.0.1"), ("emnist/letters", "")])
-def test_missing_data_set_says_how_to_get_it(build, version, tmp_path):
-    text = message(f"tfds:{build}:{version}" if version else f"tfds:{build}", dir=str(tmp_path))
-    looked = f"{tmp_path}/{build}/{version or 'VERSION'}/dataset_info.json"
-    assert f"data set {build!r} is not prepared: no {looked}" in text
-    assert f"tfds build {build} --file_format=array_record --data_dir={tmp_path};" in text
-    assert "--config.data.dir=DIR or TFDS_DATA_DIR" in text
-
-
 def test_missing_data_set_names_the_searched_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
@@ -150,14 +102,6 @@ def test_stray_tfrecord_files_are_mentioned(tmp_path):
     made.write_tfrecord(tmp_path / "flowers" / "1.0.0" / "flowers-train.tfrecord-00000-of-00001", [b"x"])
     text = message("tfds:flowers", dir=str(tmp_path))
     assert f"({tmp_path}/flowers/1.0.0 holds TFRecord files, but not the dataset_info.json" in text
-
-
-def test_options_of_images_are_checked(tmp_path):
-    made.write_folder(tmp_path, 6)
-    text = message("folder", dir=str(tmp_path), num_classes=2)
-    assert text.startswith("num_classes is 2, but the data has 3 classes")
-    assert message("folder", dir=str(tmp_path), on_error="ignore") == "on_error is 'ignore'; it must be raise or skip"
-    assert message("folder", preprocessing="x") == "preprocessing is 'x'; it must be official or official_fast or torch"
 
 
 def test_folder_that_may_not_be_read_is_one_line(tmp_path, monkeypatch):

@@ -123,28 +123,3 @@ def test_unreadable_image_is_left_out_and_named(tmp_path, capsys):
     output = capsys.readouterr()
     assert ": 17 images; train" in output.out and "1 of the 18 images could not be read" in output.err
     assert output.err.startswith(f"mixedres: left out {tmp_path}/images/train/cats/2.jpg: ")
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ((), "--short_side is missing; write such as --short_side=480"),
-        (("--short_side=8",), "--short_side=8 must be at least 16"),
-        (("--short_side=64", "--quality=0"), "--quality=0 must be from 1 to 100"),
-        (("--short_side=64", "--from=nowhere"), "nowhere is no directory"),
-        (("--short_side=64", "--to=images/small"), "it would become one of its classes"),
-        (("--short_side=64", "--to=other"), "holds other files; name a new directory"),
-        (("--short_side=64", "--to=made"), "made with --short_side=32 --quality=90; give the same"),
-        (("--short_side=64", "--from=empty"), "holds no image"),
-    ],
-)
-def test_mistake_is_one_line_and_writes_nothing(tmp_path, monkeypatch, capsys, more, words):
-    image_folder(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    made.write_files(tmp_path, {"other/notes.txt": b"", "empty/cats/notes.txt": b""})
-    made.write_files(tmp_path, {"made/.prepare.json": b'{"format": 2, "short_side": 32, "quality": 90}'})
-    before = sorted(tmp_path.rglob("*"))
-    assert copy(tmp_path, *more, short_side=None) == 2
-    line = capsys.readouterr().err
-    assert words in line and line.count("\n") == 1
-    assert sorted(tmp_path.rglob("*")) == before

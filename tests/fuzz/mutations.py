@@ -1,6 +1,5 @@
 """Mutations of bytes, of JSON, and of files of parts, whose lengths and checksums are right again."""
 
-import gzip
 import hashlib
 import json
 import pathlib
@@ -25,7 +24,6 @@ LITERALS = (
     *("[" * depth + "]" * depth for depth in (50, 990, 100_000)),
     *('{"a":' * 100_000 + "0" + "}" * 100_000, "[" * 5000),
 )
-LINES = (b"", b"\r", b"{}\r{}", b"\x0b", "\u2028".encode(), b"\0" * 50, b"\xff\xfe")
 _PLACE = "\x01place\x01"
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
@@ -228,8 +226,4 @@ PARTS = {
         lambda records: b"".join(map(made.framed, records)),
     ),
     "array_record": Parts(_array_record_split, _array_record_join),
-    "cifar": Parts(lambda data: [gzip.decompress(data)], lambda parts: gzip.compress(b"".join(parts), 1, mtime=0)),
-    "metrics": Parts(
-        bytes.splitlines, b"\n".join, lambda rng, line: json_text(rng, line) if chance(rng, 0.7) else pick(rng, LINES)
-    ),
 }

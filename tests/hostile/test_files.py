@@ -112,23 +112,20 @@ def test_damaged_metadata_of_a_data_set_is_refused(place):
     directory = data_set(place)
     for name in ("features.json", "dataset_info.json"):
         whole = (directory / name).read_text()
-        for damage in ("[" * 200000, "null"):
+        for damage in ("[" * 200000, "null", whole[:20], whole[:-20]):
             (directory / name).write_text(damage)
             with pytest.raises(ValueError, match=str(directory)):
                 tfds.open_data_set("flowers", str(place / "DATA"))
         (directory / name).write_text(whole)
+    (directory / "features.json").rename(place / "features.json")
+    with pytest.raises(ValueError, match=r"has no features\.json"):
+        tfds.open_data_set("flowers", str(place / "DATA"))
+    (place / "features.json").rename(directory / "features.json")
     info = json.loads((directory / "dataset_info.json").read_text())
     info["splits"][0]["shardLengths"] = ["3", str(2**60)]
     (directory / "dataset_info.json").write_text(json.dumps(info))
     with pytest.raises(ValueError, match="examples in files of"):
         tfds.open_data_set("flowers", str(place / "DATA"))
-
-
-def test_pickles_of_a_data_set_are_never_opened(place):
-    """Only the official ones are opened: another may use any address, or ask for any memory."""
-    made.write_files(place / "cifar-10-batches-py", dict.fromkeys(cifar10.MD5, b"cnumpy\nndarray\n(K\x01\x85R."))
-    with pytest.raises(ValueError, match="data_batch_1 is not the official file"):
-        cifar10.load_cifar10(str(place))
 
 
 def test_tensors_that_are_no_weights_are_refused(place):
@@ -157,15 +154,3 @@ def test_records_with_wrong_checksums_are_refused(place):
         path.write_bytes(whole[:8] + b"\xef\xbe\xad\xde" + whole[12:])  # the sum of the length
         with pytest.raises(ValueError, match="is damaged after 0 records"):
             records.TFRecordFiles([records.Part(str(path))])
-
-
-@pytest.mark.parametrize("ranges", [[[12, 2**40]], [[-5, 3]], [[0, 0, 0]], [["a", "b"]]])
-def test_index_of_other_records_is_refused(ranges, place, monkeypatch):
-    path = place / "toy.tfrecord"
-    made.write_tfrecord(path, [b"one", b"two"])
-    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-    records.TFRecordFiles([records.Part(str(path))])
-    (cache,) = (place / "cache" / "mixedres").iterdir()
-    np.savez(cache, ranges=np.array(ranges), counts=[1])
-    files = records.TFRecordFiles([records.Part(str(path))])
-    assert [files[index] for index in range(len(files))] == [b"one", b"two"]

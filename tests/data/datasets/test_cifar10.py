@@ -133,11 +133,6 @@ def test_prepared_copy_loads_the_same_images(tmp_path):
     check(tmp_path)
 
 
-def test_images_keep_the_order_of_the_files(tmp_path):
-    pack(tmp_path, "binary", dict(reversed(binary().items())))
-    check(tmp_path)
-
-
 def message(root):
     return made.message(load, "cifar10", dir=str(root), image_size=32, batch_size=2)
 

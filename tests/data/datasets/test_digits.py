@@ -5,7 +5,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-from scipy.ndimage import zoom
 from sklearn.datasets import load_digits
 
 from mixedres.data.datasets import digits
@@ -94,10 +93,3 @@ def test_scikit_learn_without_the_file_gives_the_same_digits(monkeypatch):
     monkeypatch.setattr(digits.importlib.util, "find_spec", lambda name: None)
     for array, same in zip(digits.original_digits(), expected, strict=True):
         np.testing.assert_array_equal(array, same)
-
-
-@pytest.mark.parametrize("size", [32, 64])
-def test_exact_enlargement_equals_scipy(size):
-    images = 15.0 * original()[0][:50]
-    expected = zoom(images, (1, size / 8, size / 8), order=1, mode="nearest", grid_mode=True)
-    np.testing.assert_array_equal(digits._enlarged(images, size), expected)

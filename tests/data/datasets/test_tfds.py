@@ -274,17 +274,6 @@ def test_part_of_imagenet_is_not_taken_for_the_whole(tmp_path):
     assert note == "12 of ImageNet's 1,281,167 training images; 4 of ImageNet's 50,000 validation images"
 
 
-def test_damaged_metadata_are_named(roots, tmp_path):
-    directory = copied(roots, "tfrecord", tmp_path)
-    whole = (directory / "dataset_info.json").read_text()
-    for length in (20, -20):
-        (directory / "dataset_info.json").write_text(whole[:length])
-        assert f"{directory}/dataset_info.json is damaged" in message("toy", tmp_path)
-    (directory / "dataset_info.json").write_text(whole)
-    (directory / "features.json").unlink()
-    assert f"{directory} has no features.json" in message("toy", tmp_path)
-
-
 def test_sums_of_tfrecord():
     assert made.masked_crc(b"") == 0xA282EAD8
     crc = 0xE3069283  # of '123456789', the check value of CRC-32C
