@@ -21,26 +21,19 @@ def helpful(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_huge_pages_are_asked_for_under_madvise(helpful):
+def test_huge_pages_are_asked_for_only_where_that_helps(helpful, monkeypatch):
     assert huge_pages._would_help()
-
-
-@pytest.mark.parametrize("mode", ["[always] madvise never\n", "always madvise [never]\n", None])
-def test_no_request_if_the_system_decides(helpful, mode):
-    (helpful / "enabled").unlink()
-    if mode:
+    for libc in ("glibc 2.34", "glibc 2.4", "musl 1.2", "glibc", None):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "confstr", lambda name, libc=libc: libc)
+            assert not huge_pages._would_help()
+    with monkeypatch.context() as patch:  # the user has set some
+        patch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
+        assert not huge_pages._would_help()
+    for mode in ("[always] madvise never\n", "always madvise [never]\n"):  # the system decides
         (helpful / "enabled").write_text(mode)
-    assert not huge_pages._would_help()
-
-
-@pytest.mark.parametrize("libc", ["glibc 2.34", "glibc 2.4", "musl 1.2", "glibc", None])
-def test_no_request_without_glibc(helpful, monkeypatch, libc):
-    monkeypatch.setattr(os, "confstr", lambda name: libc)
-    assert not huge_pages._would_help()
-
-
-def test_no_request_if_the_user_set_tunables(helpful, monkeypatch):
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
+        assert not huge_pages._would_help()
+    (helpful / "enabled").unlink()
     assert not huge_pages._would_help()
 
 

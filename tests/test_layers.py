@@ -261,18 +261,3 @@ import mixedres.train.evaluation, mixedres.train.run
 print(json.dumps(found))
 """
     assert run(code, tmp_path) == []
-
-
-def test_names_of_the_package_are_imported_on_use(tmp_path):
-    code = """
-import json, mixedres
-from mixedres import amp, autocast, explain
-same = (amp.autocast is autocast, amp.explain is explain, mixedres.precision.get("fp16").name == "fp16")
-print(json.dumps([*same, sorted(set(mixedres.__all__) - set(dir(mixedres)))]))
-"""
-    assert run(code, tmp_path) == [
-        True,
-        True,
-        True,
-        ["ConfigError", "MixedresError", "Run", "config", "data", "fit", "load", "models", "numerics", "train"],
-    ]

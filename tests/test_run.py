@@ -42,10 +42,8 @@ def stripes(tmp_path_factory):
         run_cases.shrink(patch, blocks=1)
         directory = tmp_path_factory.mktemp("stripes") / "run"
         config = tiny("fp16", steps=12, optimizer__learning_rate=0.2, optimizer__lr_reference_batch=0)
-        yield (
-            mixedres.fit(config, workdir=directory, source=Stripes(class_names=("across", "along"), **STRIPES)),
-            directory,
-        )
+        source = Stripes(class_names=("across", "along"), **STRIPES)
+        yield mixedres.fit(config, workdir=directory, source=source), directory
 
 
 def test_run_of_own_data_has_weights_metrics_and_predictions(stripes):
@@ -121,7 +119,6 @@ def test_wrong_facts_of_own_data_write_nothing(facts, words, tmp_path):
         (lambda batch: {"image": batch["image"], "label": batch["label"]}, "a batch is image, label; it must be"),
         (lambda batch: batch | {"image": batch["image"][:9]}, r"uint8\[9, 8, 8, 1\]; it must be uint8\[16, 8, 8, 1\]"),
         (lambda batch: batch | {"image": np.float32(batch["image"])}, "is float32.*; it must be uint8"),
-        (lambda batch: batch | {"label": batch["label"] + 1}, "the label 2 of image 1 in a batch is not in 0 to 1"),
     ],
 )
 def test_batches_of_own_data_are_checked(changed, words):

@@ -17,8 +17,6 @@ from mixedres.checkpoints import load
 from mixedres.export import __main__ as export_command
 from tests.data import made
 
-TRANSFORMERS = "--layout=transformers"
-
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install -e '.[interop]'")
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[interop]'")
 pytestmark = pytest.mark.interop
@@ -78,7 +76,12 @@ def logits(preset, file, images):
     return np.asarray(apply(load.variables(file), images), np.float32)
 
 
-@pytest.mark.parametrize("size", [pytest.param(size, marks=pytest.mark.slow) for size in DEPTHS])
+def export(source, target, *more):
+    assert export_command.main(["export", f"--from={source}", f"--to={target}", *more]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", DEPTHS)
 def test_logits_equal_transformers(size, saved):
     folder, network = saved(size)
     file = load.read_weights(folder)
@@ -122,14 +125,9 @@ def test_version_1_has_its_stride_in_the_first_convolution(saved, tmp_path, caps
     expected = their_logits(network, images)
     np.testing.assert_allclose(logits("fp32", file, images), expected, atol=1e-4 * max(1, np.abs(expected).max()))
     # The version survives torchvision's layout, which has no place for it, with a warning.
-    assert export_command.main(["export", f"--from={folder}", f"--to={tmp_path / 'tv.safetensors'}"]) == 0
+    export(folder, tmp_path / "tv.safetensors")
     assert "warning: these weights are of version 1" in capsys.readouterr().out
-    assert (
-        export_command.main(
-            ["export", f"--from={tmp_path / 'tv.safetensors'}", f"--to={tmp_path / 'back'}", "--layout=transformers"]
-        )
-        == 0
-    )
+    export(tmp_path / "tv.safetensors", tmp_path / "back", "--layout=transformers")
     assert json.loads((tmp_path / "back" / "config.json").read_text())["downsample_in_bottleneck"]
     assert (tmp_path / "back" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
@@ -158,15 +156,10 @@ def test_half_precision_predicts_the_same_classes(preset, tmp_path):
 def test_transformers_loads_the_written_folder(saved, tmp_path, capsys):
     folder, network = saved(18)
     assert load.read_weights(folder).batches == 2
-    assert export_command.main(["export", f"--from={folder}", f"--to={tmp_path / 'tv.safetensors'}"]) == 0
+    export(folder, tmp_path / "tv.safetensors")
     there = load.read_weights(tmp_path / "tv.safetensors")
     assert (there.layout, there.batches) == ("torchvision", 2)
-    assert (
-        export_command.main(
-            ["export", f"--from={tmp_path / 'tv.safetensors'}", f"--to={tmp_path / 'ours'}", "--layout=transformers"]
-        )
-        == 0
-    )
+    export(tmp_path / "tv.safetensors", tmp_path / "ours", "--layout=transformers")
     assert (tmp_path / "ours" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     read = transformers.ResNetForImageClassification.from_pretrained
     loaded, told = read(tmp_path / "ours", output_loading_info=True)
@@ -187,11 +180,11 @@ def test_pth_is_read_without_running_code(nested, saved, tmp_path):
         np.testing.assert_array_equal(file.tensors[name], value)
 
 
-def test_html_page_named_pth_is_refused(tmp_path):
-    for content in (b"<!doctype html><html>not found</html>" * 9, b"", b"version https://git-lfs"):
-        (tmp_path / "page.pth").write_bytes(content)
-        with pytest.raises(checkpoints.WeightsError, match=r"is no whole file of PyTorch \(\w+\); get it again"):
-            checkpoints.read_weights(tmp_path / "page.pth")
+@pytest.mark.parametrize("content", [b"<!doctype html><html>not found</html>" * 9, b"", b"version https://git-lfs"])
+def test_other_file_named_pth_is_refused(content, tmp_path):
+    (tmp_path / "page.pth").write_bytes(content)
+    with pytest.raises(WeightsError, match=r"is no whole file of PyTorch \(\w+\); get it again"):
+        checkpoints.read_weights(tmp_path / "page.pth")
 
 
 class Malicious:
@@ -293,12 +286,7 @@ def test_weights_of_transformers_train_in_half_precision(saved, tmp_path, capsys
     losses = [json.loads(line) for line in (tmp_path / "all" / "metrics.jsonl").read_text().splitlines()]
     assert all(np.isfinite(line.get("loss", 0.0)) for line in losses)
     # And away again: transformers takes what was taught.
-    assert (
-        export_command.main(
-            ["export", f"--from={tmp_path / 'all'}", f"--to={tmp_path / 'back'}", "--layout=transformers"]
-        )
-        == 0
-    )
+    export(tmp_path / "all", tmp_path / "back", "--layout=transformers")
     network = transformers.ResNetForImageClassification.from_pretrained(tmp_path / "back").eval()
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "back")
     assert network.config.id2label[1] == made.CLASSES[1] and processor.size["shortest_edge"] == 32

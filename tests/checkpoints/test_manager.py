@@ -93,28 +93,6 @@ def test_waiting_copy_keeps_the_state_and_record_of_its_step(saved, slow):
     assert kept == {"line": {"applied": [1, 2.0, 1.0], "all": [1, 2.0, 1.0]}}
 
 
-def test_failed_save_blocks_no_later_save(saved, monkeypatch):
-    saved.save(1, state(1), {})
-    assert saved.finish() == []
-    save = saved._manager._checkpointer.save
-
-    def stale(path, *args, **kwargs):
-        if path.name == "2":
-            raise OSError(116, "Stale file handle")
-        return save(path, *args, **kwargs)
-
-    monkeypatch.setattr(saved._manager._checkpointer, "save", stale)
-    saved.save(2, state(2), {})
-    assert saved.poll() == ["the checkpoint of step 2 could not be written (Stale file handle)"]
-    assert saved.latest_step() == 1
-    for step in (3, 4):
-        saved.save(step, state(step), {})
-        while saved._is_busy():
-            time.sleep(0.01)
-        assert saved.poll() == []
-    assert steps(saved.directory) == [3, 4]
-
-
 @pytest.mark.parametrize("at_once", [True, False])
 def test_failed_save_keeps_earlier_and_later_checkpoints(tmp_path, monkeypatch, at_once):
     """Orbax's thread for metadata lags behind everything else."""

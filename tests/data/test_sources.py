@@ -102,12 +102,7 @@ def test_evaluation_sees_every_example_once(n, batch_size):
 def synthetic(num_classes=11, eval_examples=8, shape=(16, 16, 3)):
     mean, std = (127.0,) * shape[-1], (60.0,) * shape[-1]
     return Synthetic(
-        image_shape=shape,
-        num_classes=num_classes,
-        train_examples=1000,
-        eval_examples=eval_examples,
-        mean=mean,
-        std=std,
+        image_shape=shape, num_classes=num_classes, train_examples=1000, eval_examples=eval_examples, mean=mean, std=std
     )
 
 
@@ -162,11 +157,6 @@ def test_synthetic_evaluation_masks_the_padding(examples, batch_size):
     assert all(same([batch], take(synthetic(), batch_size, 1, seed=0)) for batch in batches)
 
 
-def test_rows_of_hosts():
-    assert [list(Shard(index, 3).rows(6)) for index in range(3)] == [[0, 1], [2, 3], [4, 5]]
-    assert Shard(0, 1) == Shard.all() and list(Shard.all().rows(3)) == [0, 1, 2]
-
-
 SOURCES = {
     "in memory": lambda: coded(27, pad=1, flip=True),  # 13 to test with
     "synthetic": lambda: synthetic(eval_examples=13),
@@ -178,16 +168,6 @@ SOURCES = {
 @pytest.mark.parametrize("batch_size", [4, 8])
 def test_hosts_have_the_rows_of_the_global_batch(name, hosts, batch_size):
     cases.check_hosts(SOURCES[name](), batch_size, hosts, firsts=(0, 5))
-
-
-def test_sources_describe_shapes_counts_and_classes():
-    source = coded(9)
-    assert (source.image_shape, source.train_examples, source.eval_examples) == ((HEIGHT, WIDTH, 2), 9, 4)
-    for make in SOURCES.values():
-        source = make()
-        assert (source.class_names, source.note, source.unreadable) == ((), "", {})
-    named = coded(4, class_names=("a", "b"), note="small")
-    assert (named.class_names, named.note) == (("a", "b"), "small")
 
 
 @pytest.fixture

@@ -31,18 +31,6 @@ def test_interval_covers_the_truth_as_often_as_it_says(effects):
     assert 0.93 <= np.mean(covered) <= 1.0
 
 
-def test_independent_images_would_promise_too_much():
-    rng = np.random.default_rng(1)
-    naive, clustered = [], []
-    for _ in range(200):
-        values = made(rng, 8, 12, 30, of_cluster=1.0, of_draw=0.2)
-        error = values.std(ddof=1) / math.sqrt(values.size)
-        naive.append(abs(values.mean()) < 2 * error)
-        low, high = clusters.difference(values, 30).interval
-        clustered.append(low <= 0 <= high)
-    assert np.mean(naive) < 0.5 < 0.93 <= np.mean(clustered)
-
-
 def test_seeds_alone_give_students_interval():
     # Every cluster has the same differences: nothing is left but the seeds.
     of_seed = np.random.default_rng(2).standard_normal(20)
@@ -177,8 +165,3 @@ def test_what_cannot_be_added(tmp_path, capsys, text):
     assert report.main(["--evidence", str(tmp_path), f"--add={tmp_path}/other.json"]) == 2
     error = capsys.readouterr().err
     assert "is no evidence that can be added" in error and error.count("\n") == 1
-
-
-def test_without_a_sweep(tmp_path, capsys):
-    assert report.main(["--evidence", str(tmp_path)]) == 2
-    assert "holds no results of a sweep" in capsys.readouterr().err

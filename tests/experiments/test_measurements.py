@@ -44,16 +44,6 @@ def test_benchmark_tells_what_was_timed(results, one_block, capsys):
 
 
 @pytest.mark.slow
-def test_benchmark_sets_fused_norms_beside_plain_ones(results, one_block, capsys):
-    arguments = ["--config=configs/digits.py", "--presets=fp16", "--norms=plain,fused", "--rounds=3", "--steps=2"]
-    assert benchmark.main([*arguments, "--name=small", "--config.num_devices=2", *SMALL]) == 0
-    plain, fused = json.loads((results / "benchmark_small.json").read_text())["rows"]
-    assert (plain["norms"], plain["fused"]) == ("plain", False) and (fused["norms"], fused["fused"]) == ("fused", True)
-    assert plain["speedup"] == {} and fused["speedup"]["plain"]["ratio"] > 0
-    assert "| `fp16 fused` |" in capsys.readouterr().out
-
-
-@pytest.mark.slow
 def test_costs_of_scales_and_counting_are_compared(results, one_block, monkeypatch, capsys):
     """And the step without scale and check is the same step as the others, but for rounding."""
     programs = {}

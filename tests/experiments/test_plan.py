@@ -19,13 +19,8 @@ def test_axes_are_combined_and_runs_come_after_them():
         runs=[{"preset": "fp16", "precision.loss_scale": 8, "epochs": 3}],
     )
     runs = plan.expand(sweep, ["--config.log_every=5"])
-    assert [run.name for run in runs] == [
-        "seed=0,fp32",
-        "seed=0,fp16",
-        "seed=1,fp32",
-        "seed=1,fp16",
-        "fp16,loss_scale=8,epochs=3",
-    ]
+    names = "seed=0,fp32 seed=0,fp16 seed=1,fp32 seed=1,fp16 fp16,loss_scale=8,epochs=3"
+    assert [run.name for run in runs] == names.split()
     config = runs[1].config()
     assert (config.precision.name, config.seed, config.epochs, config.log_every) == ("fp16", 0, 2.0, 5)
     config = runs[-1].config()
@@ -39,8 +34,6 @@ def test_axes_are_combined_and_runs_come_after_them():
         ({"axes": {"preset": "fp16"}}, "axis 'preset' of the sweep is 'fp16'; it must be a list"),
         ({}, "the sweep has neither axes nor runs"),
         ({"axes": {"seeed": (1,)}}, "run seeed=1 of the sweep: config key 'seeed' is unknown; did you mean seed"),
-        ({"axes": {"preset": ("fp8",)}}, "run fp8 of the sweep: --config=FILE:PRESET: "),
-        ({"axes": {"batch_size": ("many",)}}, "config.batch_size is 'many'; it must be of type int"),
         ({"axes": {"batch_size": (-1,)}}, "config.batch_size is -1; it must be > 0"),
         ({"axes": {"seed": (1, 1)}}, "the sweep has the run seed=1 twice"),
         ({"axes": {"seed": (1,)}, "runs": [{"seed": 1}]}, "the sweep has the run seed=1 twice"),
@@ -54,18 +47,11 @@ def test_wrong_sweep_is_refused(given, words):
 
 
 @pytest.mark.parametrize(
-    "text, words",
-    [
-        (None, "is no Python file"),
-        ("x = 1", "defines no SWEEP"),
-        ("import nothing_like_it", "ModuleNotFoundError"),
-        ("SWEEP = {}", "defines no SWEEP"),
-    ],
+    "text, words", [("import nothing_like_it", "ModuleNotFoundError"), ("SWEEP = {}", "defines no SWEEP")]
 )
 def test_file_without_a_sweep_is_refused(text, words, tmp_path):
     path = tmp_path / "sweep.py"
-    if text is not None:
-        path.write_text(text)
+    path.write_text(text)
     with pytest.raises(ConfigError, match=words):
         plan.load(str(path))
 

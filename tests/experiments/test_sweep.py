@@ -97,12 +97,9 @@ def test_only_takes_the_runs_whose_names_match(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(ROOT)
     asked = ["--sweep=experiments/sweeps/precision.py", "--dry_run", f"--out={tmp_path}/out"]
     assert sweep.main([*asked, "--only=seed=[03],"]) == 0
-    names = [line.partition(": ")[0] for line in capsys.readouterr().out.splitlines()]
-    assert len(names) == 10 and all(name.startswith(("seed=0,", "seed=3,")) for name in names)
-    for wrong, told in (("seed=[0", "is no regular expression"), ("seed=77", "is found in no name")):
-        assert sweep.main([*asked, f"--only={wrong}"]) == 2
-        error = capsys.readouterr().err
-        assert told in error and error.count("\n") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10 and all(line.startswith(("seed=0,", "seed=3,")) for line in lines)
+    assert lines[1] == "seed=0,bf16: --config=configs/digits.py:bf16 --config.seed=0"
     assert not (tmp_path / "out").exists()
 
 
@@ -116,12 +113,3 @@ def test_second_driver_is_refused_unless_both_have_a_share(file, monkeypatch, ca
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "is in use by another sweep; wait for it, name another" in error
     assert sorted(path.name for path in out.iterdir()) == [".lock"]
-
-
-def test_list_of_runs_can_be_seen_first(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(ROOT)
-    assert sweep.main(["--sweep=experiments/sweeps/precision.py", "--dry_run", f"--out={tmp_path}/out"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 25
-    assert lines[1] == "seed=0,bf16: --config=configs/digits.py:bf16 --config.seed=0"
-    assert not (tmp_path / "out").exists()

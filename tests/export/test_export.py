@@ -1,6 +1,5 @@
 """What is exported computes the same without mixedres, and without anything but jax."""
 
-import argparse
 import dataclasses
 import json
 import os
@@ -24,10 +23,9 @@ from mixedres.export import __main__ as export
 from mixedres.export import network as exporting
 from mixedres.export import saved_model
 from mixedres.predict import __main__ as predict
-from mixedres.predict import arguments as options
-from mixedres.predict import classifier
 from tests.amp import graphs
 from tests.data import made
+from tests.predict import chosen
 from tests.train import run_cases
 
 # What an installation of jax brings.
@@ -137,12 +135,8 @@ def reader(folder):
 
 def check_reader(folder, spec, directory, most):
     """Compares `read_photograph` with the prediction's own pixels; `most` is the largest difference."""
-    for size, kind, orientation in (
-        ((90, 71), "PNG", 1),
-        ((20, 18), "PNG", 1),
-        ((91, 120), "JPEG", 6),
-        ((91, 120), "TIFF", 6),
-    ):
+    turned = [((91, 120), kind, 6) for kind in ("JPEG", "TIFF")]
+    for size, kind, orientation in (((90, 71), "PNG", 1), ((20, 18), "PNG", 1), *turned):
         tags = Image.Exif()
         tags[0x0112] = orientation
         path = directory / f"cat.{kind}"
@@ -172,19 +166,11 @@ def test_loader_reads_photographs(place, tmp_path):
     assert failed.returncode == 1 and failed.stdout.splitlines() == shown[:4]
     helped = subprocess.run([*given[:2], "--help"], capture_output=True, text=True)
     assert helped.returncode == 0 and helped.stdout.startswith("Runs the network beside this file: python load.py")
-    parser = argparse.ArgumentParser()
-    options.add_arguments(parser)
-    chosen = classifier.read_classifier(parser.parse_args([f"--from={place / 'run'}", "--precision=fp32"]))
-    expected = np.asarray(chosen.probabilities(chosen.variables, jnp.asarray(images_of(place, 3)[1])))
+    ours = chosen(place / "run", "--precision=fp32")
+    expected = np.asarray(ours.probabilities(ours.variables, jnp.asarray(images_of(place, 3)[1])))
     for row, lines in zip(expected, (shown[1:4], shown[5:8], shown[9:12]), strict=True):
         found = {line.split()[1]: float(line.split()[0].strip("%")) / 100 for line in lines}
         np.testing.assert_allclose([found[name] for name in made.CLASSES], row, atol=2e-3)
-
-
-def run_args(place, *given):
-    parser = argparse.ArgumentParser()
-    options.add_arguments(parser)
-    return parser.parse_args([f"--from={place / 'run'}", *given])
 
 
 def test_official_preprocessing_takes_float32(place, only_jax, tmp_path, capsys):
@@ -194,16 +180,16 @@ def test_official_preprocessing_takes_float32(place, only_jax, tmp_path, capsys)
     assert "float32 (n, 24, 24, 3)" in readme and "shorter side has 27 pixels" in readme
     assert "float32 (n, 24, 24, 3)" in (tmp_path / "to" / "load.py").read_text()
     path = tmp_path / "cat.png"
-    chosen = classifier.read_classifier(run_args(place, "--preprocessing=official", "--precision=fp32"))
+    ours = chosen(place / "run", "--preprocessing=official", "--precision=fp32")
     for sides in ((90, 70), (20, 18), (33, 33)):
         Image.fromarray(made.photo(*sides, seed=3)).save(path)
-        seen, shown = crops.center_crop(path.read_bytes(), chosen.spec), reader(tmp_path / "to")(path)[None]
+        seen, shown = crops.center_crop(path.read_bytes(), ours.spec), reader(tmp_path / "to")(path)[None]
         assert seen.dtype == shown.dtype == np.float32
         np.testing.assert_array_equal(shown[0], seen)
     np.save(tmp_path / "x.npy", shown)
     assert alone(only_jax, "-c", DRIVER, tmp_path / "to", tmp_path / "x.npy") is not None
     with np.load(f"{tmp_path / 'x.npy'}.npz") as found:
-        expected = chosen.probabilities(chosen.variables, jnp.asarray(shown))
+        expected = ours.probabilities(ours.variables, jnp.asarray(shown))
         np.testing.assert_allclose(found["probabilities"], expected, rtol=0, atol=1e-6)
 
 
@@ -244,7 +230,9 @@ def test_saved_model_computes_the_same(precision, tolerance, place, tmp_path):
     subprocess.run([sys.executable, "-c", TENSORFLOW, *map(str, arguments)], env=environment, check=True, timeout=300)
     with np.load(tmp_path / "found.npz") as archive:
         found = dict(archive)
-    expected = np.asarray(exporting.as_function(_network(place, precision))(images)["probabilities"])
+    expected = np.asarray(
+        exporting.as_function(chosen(place / "run", f"--precision={precision}"))(images)["probabilities"]
+    )
     np.testing.assert_allclose(found["probabilities"], expected, rtol=0, atol=tolerance)
     np.testing.assert_array_equal(found["classes"], expected.argmax(-1))
     # Its decoder and its resizing are others.
@@ -255,19 +243,12 @@ def test_saved_model_computes_the_same(precision, tolerance, place, tmp_path):
 @pytest.mark.slow
 def test_tensorflow_sees_the_official_pixels(place):
     tf = pytest.importorskip("tensorflow", reason="needs the extra tf")
-    spec = dataclasses.replace(_network(place, "fp32").spec, resize="official", crop_pct=0.875)
+    spec = dataclasses.replace(chosen(place / "run", "--precision=fp32").spec, resize="official", crop_pct=0.875)
     for index, (height, width) in enumerate(((90, 70), (375, 500), (33, 33), (20, 18))):
         for kind in ("JPEG", "PNG"):
             data = made.encoded(made.photo(height, width, index), kind)
             square = saved_model._square(tf.constant(data), spec).numpy()
             np.testing.assert_array_equal(square, crops.center_crop(data, spec))
-
-
-def _network(place, precision):
-    parser = argparse.ArgumentParser()
-    options.add_arguments(parser)
-    given = [f"--precision={precision}"] if precision else []
-    return classifier.read_classifier(parser.parse_args([f"--from={place / 'run'}", *given]))
 
 
 @pytest.mark.parametrize("step", ["mixedres.export.files._write_reader", "os.rename"])  # within, and the last one
@@ -284,17 +265,17 @@ def test_kept_layers_are_stored_and_computed_in_float32(place, monkeypatch):
     """Where it is taken in its own precision; --precision asks for a preset as it is."""
     record(monkeypatch, **{"precision.keep_float32": "^/head$"})
     for preset, head in ((None, "f32"), ("fp16", "f16"), ("fp32", "f32")):
-        chosen = _network(place, preset)
-        images = jnp.zeros((2, *chosen.spec.shape), jnp.uint8)
-        jaxpr = jax.make_jaxpr(exporting.as_function(chosen))(images)
+        ours = chosen(place / "run", *([f"--precision={preset}"] if preset else []))
+        images = jnp.zeros((2, *ours.spec.shape), jnp.uint8)
+        jaxpr = jax.make_jaxpr(exporting.as_function(ours))(images)
         found = graphs.dtypes_by(lambda scope: "/head" in scope, jaxpr)
         assert found == {True: {head}, False: {"f32" if preset == "fp32" else "f16"}}
-        kernel = chosen.variables["params"]["head"]["kernel"]
+        kernel = ours.variables["params"]["head"]["kernel"]
         (stored,) = [const for const in jaxpr.consts if const.shape == kernel.shape]
         assert (stored == kernel).all() == (head == "f32")
         # Biases, norms and statistics are never stored in half.
         assert {const.dtype.name for const in jaxpr.consts if const.ndim == 1} == {"float32"}
-    found = jax.jit(exporting.as_function(chosen))(images_of(place, 7)[1])
+    found = jax.jit(exporting.as_function(ours))(images_of(place, 7)[1])
     np.testing.assert_array_equal(found["classes"], np.argmax(found["probabilities"], axis=1))
 
 

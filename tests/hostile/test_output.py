@@ -62,15 +62,6 @@ def test_log_drops_lines_while_the_disk_is_full(place):
     assert disk.written == b"first\nsecond\nthird\nfourth\nfifth\nsixth\n"
 
 
-def test_prediction_to_a_full_disk_fails_with_one_line(place):
-    weights = tiny_weights(place / "weights.safetensors")
-    Image.new("RGB", (32, 32)).save(place / "a.png")
-    command = [sys.executable, "-m", "mixedres.predict", f"--from={weights}", str(place / "a.png")]
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(command, env=environment(), cwd=ROOT, stdout=full, stderr=subprocess.PIPE, timeout=240)
-    assert done.returncode == 1 and done.stderr.splitlines()[-1] == b"mixedres.predict: stdout: No space left on device"
-
-
 @pytest.mark.slow
 def test_names_outside_the_encoding_are_escaped(place):
     made.write_noise(place / "images", 16, 16, "PNG", count=12)

@@ -15,7 +15,6 @@ from mixedres.checkpoints import RunDirectory, load, workdir
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.writers import MetricWriter
 from tests.hostile.commands import assert_one_line, run_here
-from tests.interruptions import runs
 from tests.train import run_cases
 from tests.train.run_cases import build
 
@@ -71,17 +70,6 @@ def test_run_whose_directory_is_removed_ends_with_one_line(place):
         assert left - {workdir.CHECKPOINTS} == ({"thesis.txt"} if action is replace else set())
         shutil.rmtree(directory, ignore_errors=True)
     go_on(moved)
-
-
-def test_clean_removes_only_files_of_runs(place):
-    directory = copy(place)
-    (directory / "thesis.zip.part").write_text("mine")
-    kept = [directory / workdir.CHECKPOINTS / name for name in ("2026-best-of-march", "6-copy", "damaged-by-me")]
-    for path in kept:
-        path.mkdir()
-    RunDirectory(directory).claim(build(run_cases.tiny("fp16")).resolved, clean=True).close()
-    assert sorted(path.name for path in directory.iterdir()) == [workdir.LOCK, workdir.CHECKPOINTS, "thesis.zip.part"]
-    assert sorted((directory / workdir.CHECKPOINTS).iterdir()) == sorted(kept)
 
 
 def test_clean_follows_no_links(place):
@@ -163,24 +151,6 @@ def test_step_larger_than_the_memory_is_refused_before_it_runs(place):
     )
 
 
-@pytest.mark.slow
-def test_run_survives_a_disk_that_is_full_for_a_while(place):
-    """As a limit on the size of files, which a log on the same disk meets, too; it has no traceback in the end."""
-    runs.images(place / "images")
-    options = ("--config=folder:fp16,model=cifar_resnet8", f"--config.data.dir={place}/images")
-    options += ("--config.batch_size=8", "--config.steps=400")
-    runs.finish(options, place / "whole")
-    runs.on_a_full_disk(place / "run", options, 0.7)
-    assert runs.outcome(place / "run") == runs.outcome(place / "whole")
-
-
-def test_run_continues_after_metrics_that_are_no_text(place):
-    directory = copy(place)
-    with (directory / workdir.METRICS).open("ab") as file:
-        file.write(b'\xff\xfe{"step": 1\n')
-    go_on(directory)
-
-
 def test_line_of_metrics_without_its_end_is_completed(place):
     path = place / workdir.METRICS
     path.write_text('{"step": 1, "kind": "train"}\n{"step": 2, "kind": "train"}')
@@ -191,13 +161,8 @@ def test_line_of_metrics_without_its_end_is_completed(place):
 
 
 def test_workdirs_that_can_hold_no_checkpoint_are_refused(place):
-    for name in ("gs://bucket/run", "s3://bucket/run"):
-        outcome = run_here(main.main, "--config=digits:fp32", f"--workdir={name}")
-        assert_one_line(outcome, 2, "no directory of this machine")
-    config = build(run_cases.tiny("fp16")).resolved
-    for name, words in ((os.fsdecode(b"\xff\xfe"), "is not UTF-8"), ("x" * 300, "File name too long")):
-        with pytest.raises(ConfigError, match=words):
-            RunDirectory(place / name).claim(config, clean=False)
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        RunDirectory(place / os.fsdecode(b"\xff\xfe")).claim(build(run_cases.tiny("fp16")).resolved, clean=False)
     assert list(place.iterdir()) == []
 
 
@@ -207,21 +172,16 @@ def test_compiled_programs_of_other_users_are_not_loaded(place, monkeypatch):
     assert compilation._directory("auto") == str(directory)
     assert directory.stat().st_mode & 0o777 == 0o700
     directory.rmdir()
-    for kind in ("writable by a group", "of somebody else", "a link"):
-        if kind == "a link":
-            (place / "mine").mkdir(mode=0o700)
-            directory.symlink_to(place / "mine")
-        else:
-            directory.mkdir()
-            directory.chmod(0o770 if kind == "writable by a group" else 0o700)
-        with pytest.MonkeyPatch.context() as patch:
-            if kind == "of somebody else":
-                patch.setattr(os, "getuid", lambda: 12345)
-            assert compilation._directory("auto") is None, kind
-        if directory.is_symlink():
-            directory.unlink()
-        else:
-            directory.rmdir()
+    (place / "mine").mkdir(mode=0o700)
+    directory.symlink_to(place / "mine")
+    assert compilation._directory("auto") is None
+    directory.unlink()
+    directory.mkdir()
+    directory.chmod(0o770)  # writable by a group
+    assert compilation._directory("auto") is None
+    directory.chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)  # of somebody else
+    assert compilation._directory("auto") is None
 
 
 def test_data_json_is_restored_from_the_checkpoint(place):
@@ -238,10 +198,14 @@ def test_data_json_is_restored_from_the_checkpoint(place):
         shutil.rmtree(directory)
 
 
-def test_config_json_is_restored_from_the_checkpoint(place):
+def test_damage_beside_the_checkpoints_is_harmless(place):
+    """A cut config.json, metrics that are no text, and an empty folder named like a checkpoint."""
     directory = copy(place)
     kept = json.loads((directory / workdir.CONFIG).read_text())
     (directory / workdir.CONFIG).write_text('{"prec')
+    with (directory / workdir.METRICS).open("ab") as file:
+        file.write(b'\xff\xfe{"step": 1\n')
+    (directory / workdir.CHECKPOINTS / "999").mkdir()
     assert load.read_weights(directory).run == workdir.portable(kept)
     go_on(directory)
     assert json.loads((directory / workdir.CONFIG).read_text()) == kept
@@ -255,12 +219,6 @@ def test_run_without_any_config_asks_for_clean(place):
     with pytest.raises(ConfigError, match="start over with --clean"):
         train(directory)
     assert train(directory, clean=True)["fingerprint"] == finished(place.parent)[1]["fingerprint"]
-
-
-def test_empty_folder_named_like_a_checkpoint_is_ignored(place):
-    directory = copy(place)
-    (directory / workdir.CHECKPOINTS / "999").mkdir()
-    go_on(directory)
 
 
 def test_run_whose_checkpoints_are_not_mounted_is_refused(place):

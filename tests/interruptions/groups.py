@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -68,7 +67,6 @@ class Outcome:
     statuses: list[int]
     last: list[str]
     output: str
-    errors: list[str]
     seconds: float
 
 
@@ -80,16 +78,8 @@ def together(
     extra: tuple[str, ...] = (),
     timeout: float = 15.0,
     devices: int = 1,
-    flags: Callable[[int], tuple[str, ...]] = lambda rank: (),
-    home: Callable[[int], str | None] = lambda rank: None,
 ) -> Outcome:
-    """Runs `count` processes to their end.
-
-    Args:
-      fault: what happens to one of them.
-      flags: further flags of each process.
-      home: $HOME of each process.
-    """
+    """Runs `count` processes to their end, one of them with a fault."""
     port = free_port()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
@@ -98,8 +88,8 @@ def together(
             group = (f"--coordinator=127.0.0.1:{port}", f"--num_processes={count}", f"--process_id={rank}")
             group = (*group, f"--process_timeout={timeout:g}") if count > 1 else ()
             own = fault if fault is not None and fault.rank == rank else None
-            argv = ("mixedres", *RUN, *extra, *group, f"--workdir={workdir}", *flags(rank))
-            options = (argv, devices, own, str(logs / str(rank)), home(rank))
+            argv = ("mixedres", *RUN, *extra, *group, f"--workdir={workdir}")
+            options = (argv, devices, own, str(logs / str(rank)))
             started.append(_FORKS.Process(target=_child, args=options))
             started[-1].start()
         if fault is not None and fault.action == "stop":
@@ -114,7 +104,7 @@ def together(
         errors = [(logs / f"{rank}.err").read_text(errors="replace") for rank in range(count)]
         output = (logs / "0.out").read_text(errors="replace")
     last = [(error.strip().splitlines() or [""])[-1] for error in errors]
-    return Outcome([p.exitcode for p in started], last, output, errors, time.monotonic() - began)
+    return Outcome([p.exitcode for p in started], last, output, time.monotonic() - began)
 
 
 def _wait(until: Callable[[], bool], seconds: float = 300.0) -> None:
@@ -123,14 +113,12 @@ def _wait(until: Callable[[], bool], seconds: float = 300.0) -> None:
         time.sleep(0.01)
 
 
-def _child(argv: tuple[str, ...], devices: int, fault: Fault | None, log: str, home: str | None) -> None:
+def _child(argv: tuple[str, ...], devices: int, fault: Fault | None, log: str) -> None:
     """Runs the command as this process, with its fault."""
     for number, ending in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{log}.{ending}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
-    if home is not None:
-        os.environ["HOME"] = home
     from mixedres import main
     from mixedres._internal.cli import console, process, signals
 
@@ -271,53 +259,9 @@ def more(place: Path) -> Iterator[dict]:
             yield one_fault(place, count, Fault(*fault), wanted)
 
 
-def mistakes(place: Path) -> Iterator[dict]:
-    """Yields rows of processes that do not fit together, with the last line of the last of them."""
-
-    def trial(kind: str, count: int = 2, **options) -> dict:
-        workdir = place / "mistake"
-        shutil.rmtree(workdir, ignore_errors=True)
-        outcome = together(workdir, count, **options)
-        line = next(line for line, status in zip(outcome.last, outcome.statuses, strict=True) if status)
-        return {"mistake": kind, "statuses": outcome.statuses, "line": line, "has_written": workdir.exists()}
-
-    yield trial("two of three processes came", flags=lambda rank: ("--num_processes=3",))
-    yield trial("process 1 was told of three processes", flags=lambda rank: ("--num_processes=3",) * (rank == 1))
-    yield trial("process 2 of two", 3, flags=lambda rank: ("--num_processes=2",))
-    homes = [place / f"home{rank}" for rank in range(2)]
-    for home in homes:
-        shutil.rmtree(home, ignore_errors=True)
-        runs.images(home / "images")
-    with sorted(homes[1].rglob("*.png"))[0].open("ab") as file:
-        file.write(b"x")
-    folder = ("--config.data.name=folder", "--config.data.dir=~/images", "--config.data.num_classes=None")
-    yield trial("an image of process 1 is a byte longer", extra=folder, home=lambda rank: str(homes[rank]))
-
-
-def strangers(place: Path) -> Iterator[dict]:
-    """Yields the row of a process 1 with other code."""
-    other = place / "other"
-    shutil.copytree(ROOT / "mixedres", other / "mixedres", dirs_exist_ok=True)
-    with (other / "mixedres" / "train" / "losses.py").open("a") as file:
-        file.write("# another version\n")
-    port, workdir, started = free_port(), place / "strangers", []
-    for rank, path in enumerate((ROOT, other)):
-        group = (f"--coordinator=127.0.0.1:{port}", "--num_processes=2", f"--process_id={rank}")
-        argv = (sys.executable, "-m", "mixedres.main", *RUN, *group, f"--workdir={workdir}", "--process_timeout=120")
-        # Not in the checkout, which Python would find before PYTHONPATH.
-        options = {"env": os.environ | {"PYTHONPATH": str(path)}, "cwd": place, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, **options))
-    said = [process.communicate()[1] for process in started]
-    line = said[0].strip().splitlines()[-1]
-    statuses = [process.returncode for process in started]
-    yield {"mistake": "other code", "statuses": statuses, "line": line, "has_written": workdir.exists()}
-
-
 def elastic(place: Path) -> Iterator[dict]:
     """Yields the row of a run that goes on with 8, 4, 2 and 1 processes, of one device each, with the same batch."""
     common = ("--config.schedule.name=constant", "--config.batch_norm.sync=True", "--config.eval_every=5 steps")
-    for name in ("elastic", "alone"):
-        shutil.rmtree(place / name, ignore_errors=True)
     assert together(place / "alone", 1, extra=common).statuses == [0]
     statuses = []
     for index, count in enumerate((8, 4, 2, 1)):

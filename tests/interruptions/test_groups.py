@@ -27,14 +27,6 @@ def test_one_fault_costs_nothing_but_time(part):
         assert set(row["statuses"]) <= lost, row
 
 
-@pytest.mark.parametrize("part", ["mistakes", "strangers"])
-def test_processes_that_do_not_fit_together_write_nothing(part):
-    for row in rows(part):
-        is_extra = row["mistake"] == "process 2 of two"
-        assert row["statuses"][-1] == 2 and (is_extra or set(row["statuses"]) == {2}), row
-        assert row["line"].startswith("mixedres: ") and row["has_written"] == is_extra, row
-
-
 def test_run_continues_with_fewer_processes():
     (row,) = rows("elastic")
     assert row["steps"] == groups.STEPS and row["worst_loss"] < 1e-5, row

@@ -52,12 +52,7 @@ def run_r1(case, folder):
         learning_rate = r1.rate(step, batch_size=case.batch, images=case.examples, **case.schedule)
         decays = (lambda name: True) if case.cifar else (lambda name: "batch_normalization" not in name)
         take, loss, pairs = r1.train_op(
-            logits,
-            case.labels,
-            learning_rate=learning_rate,
-            weight_decay=case.weight_decay,
-            decays=decays,
-            step=step,
+            logits, case.labels, learning_rate=learning_rate, weight_decay=case.weight_decay, decays=decays, step=step
         )
         session.run(v1.global_variables_initializer())
         network = {

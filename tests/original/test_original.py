@@ -110,20 +110,8 @@ def quickly(jitted, *args):
     return jitted.lower(*args).compile(compiler_options={"xla_backend_optimization_level": 0})
 
 
-@pytest.mark.parametrize(
-    ("name", "limit"),
-    [
-        ("loop64", 2e-4),
-        ("loop224", 2e-4),
-        ("r1_64", 2e-4),
-        ("r1_224", 2e-4),
-        ("r1_v2", 2e-4),
-        ("r1_18", 2e-4),
-        ("cifar_v1", 1e-5),
-        ("cifar_v2", 1e-5),
-    ],
-)
-def test_logits_in_evaluation(name, limit, found):
+@pytest.mark.parametrize("name", cases.ALL)
+def test_logits_in_evaluation(name, found):
     """From the checkpoint and from the SavedModel."""
     case, folder = cases.ALL[name], found(name)
     experiment, state, initial = experiment_of(case, newest(folder))
@@ -131,6 +119,7 @@ def test_logits_in_evaluation(name, limit, found):
     jax.tree.map(np.testing.assert_array_equal, saved.variables, initial.variables)
     apply = jax.jit(lambda variables, images: experiment.model.apply(variables, images, train=False))
     logits = quickly(apply, state.variables, case.images)(state.variables, case.images)
+    limit = 1e-5 if case.cifar else 2e-4
     assert apart({"logits": logits}, {"logits": np.load(folder / "evaluated.npy")}) < limit
 
 

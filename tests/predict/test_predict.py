@@ -1,6 +1,5 @@
 """Prediction: what the network of a run says of files is what its evaluation says of the same pictures."""
 
-import argparse
 import base64
 import html
 import io
@@ -25,8 +24,8 @@ from mixedres.checkpoints import load
 from mixedres.data.images import crops
 from mixedres.export import __main__ as export_command
 from mixedres.predict import __main__ as predict
-from mixedres.predict import arguments, classifier
 from tests.data import made
+from tests.predict import chosen
 from tests.train import run_cases
 from tests.train.run_cases import build
 
@@ -64,15 +63,6 @@ def test_probabilities_equal_the_evaluation(preset, place, capsys):
         assert sum(shares) == pytest.approx(1, abs=1e-6)  # the softmax is float32 whatever the network computes in
 
 
-def test_person_reads_names_and_percentages(place, capsys):
-    picture = sorted((place / "images" / "val" / made.CLASSES[0]).iterdir())[0]
-    status, lines, errors = said(capsys, f"--from={place / 'run'}", picture, "--topk=2")
-    assert (status, errors) == (0, "") and lines[0] == str(picture) and len(lines) == 3
-    shares = [float(line.split("%")[0]) for line in lines[1:]]
-    assert 100 >= sum(shares) > 0 and shares == sorted(shares, reverse=True)
-    assert {line.split("%  ")[1] for line in lines[1:]} <= set(made.CLASSES)
-
-
 def test_files_folders_and_globs_each_once_and_in_order(place, tmp_path, capsys):
     root = place / "images" / "val"
     first, *rest = sorted(str(path) for path in (root / made.CLASSES[1]).iterdir())
@@ -93,7 +83,10 @@ def test_unreadable_files_are_reported_and_the_rest_predicted(place, tmp_path, c
     shutil.copytree(place / "images" / "val" / made.CLASSES[0], tmp_path / "some")
     (tmp_path / "some" / "000a.jpg").write_text("no picture")
     (tmp_path / "some" / "000b.jpg").write_bytes(made.encoded(made.photo(40, 40))[:300])
-    status, lines, errors = said(capsys, f"--from={place / 'run'}", tmp_path / "some", "--json")
+    out = tmp_path / "sheet.html"
+    for _ in range(2):  # the page of before is replaced
+        status, lines, errors = said(capsys, f"--from={place / 'run'}", tmp_path / "some", "--json", f"--out={out}")
+    assert "Not classified: 2 files<" in out.read_text()
     found = [json.loads(line) for line in lines]
     assert status == 1 and ["error" in line for line in found] == [False, True, True] + [False] * (len(found) - 3)
     assert all(("top" in line) != ("error" in line) for line in found) and len(found) > 4
@@ -143,26 +136,6 @@ def test_sheet_shows_photograph_input_and_truth(place, tmp_path, capsys):
         assert loss == pytest.approx(-np.log(shares[0]), rel=1e-4)
 
 
-def test_sheet_lists_unreadable_files_and_replaces_a_sheet(place, tmp_path, capsys):
-    shutil.copytree(place / "images" / "val" / made.CLASSES[0], tmp_path / "some")
-    (tmp_path / "some" / "<b>.jpg").write_text("no picture")
-    out, given = tmp_path / "sheet.html", (f"--from={place / 'run'}", tmp_path / "some")
-    count = len(list((tmp_path / "some").iterdir()))
-    for _ in range(2):
-        status, lines, errors = said(capsys, *given, f"--out={out}")
-        assert (status, lines) == (1, [])
-        bad, summary, last = errors.splitlines()
-        assert bad == f"{tmp_path}/some/<b>.jpg: it is not an image in a known format"
-        assert summary == f"{count - 1} images: {out}"
-        assert last.endswith(f"1 of the {count} files could not be classified")
-        text = out.read_text()
-        assert "Not classified: 1 file<" in text
-        assert f"<li>{tmp_path}/some/&lt;b&gt;.jpg: it is not an image in a known format</li>" in text
-    out.write_text("<!doctype html> mixedres predict")
-    status, _, errors = said(capsys, *given, f"--out={out}")
-    assert status == 2 and "exists, and predict did not write it; name another" in errors
-
-
 def test_weights_without_metadata_note_the_assumptions(place, tmp_path, capsys):
     path = tmp_path / "weights.safetensors"
     assert export_command.main(["export", f"--from={place / 'run'}", f"--to={path}"]) == 0
@@ -183,13 +156,6 @@ def test_weights_without_metadata_note_the_assumptions(place, tmp_path, capsys):
     assert errors == "" and shares[0] == shares[1]
 
 
-@pytest.mark.parametrize(
-    ("shape", "fits"), [((8, 8, 1), True), ((8, 8, 3), True), ((8, 8, 2), False), ((8, 9, 3), False)]
-)
-def test_input_shapes_that_no_image_fits_are_known(shape, fits):
-    assert data.InputSpec(shape).fits_files == fits
-
-
 def test_non_finite_output_is_an_error(place, tmp_path, capsys):
     path = tmp_path / "bad.safetensors"
     assert export_command.main(["export", f"--from={place / 'run'}", f"--to={path}"]) == 0
@@ -205,7 +171,6 @@ def test_non_finite_output_is_an_error(place, tmp_path, capsys):
 
 
 def test_equal_probabilities_are_in_the_order_of_the_classes(place, tmp_path, capsys):
-    """As in an evaluation, where the first of several largest logits counts."""
     path = tmp_path / "equal.safetensors"
     assert export_command.main(["export", f"--from={place / 'run'}", f"--to={path}"]) == 0
     file = checkpoints.read_weights(path)
@@ -223,24 +188,20 @@ def test_run_without_a_recorded_input_keeps_the_image_size(place, tmp_path):
     recorded = json.loads((tmp_path / "run" / "data.json").read_text())
     del recorded["input"]
     (tmp_path / "run" / "data.json").write_text(json.dumps(recorded))
-    parser = argparse.ArgumentParser()
-    arguments.add_arguments(parser)
-    found = classifier.read_classifier(parser.parse_args([f"--from={tmp_path / 'run'}"]))
+    found = chosen(tmp_path / "run")
     assert found.spec.shape == (24, 24, 3)  # and not the 32 of other CIFAR networks
     assert any("does not say what its input is; taking --image_size=24" in note for note in found.notes)
 
 
 def test_official_pixels_are_predicted_and_drawn(place, tmp_path, capsys):
-    given = [f"--from={place / 'run'}", "--preprocessing=official", "--precision=fp32"]
+    given = ["--preprocessing=official", "--precision=fp32"]
     picture, out = predict.find_images(str(place / "images" / "val"))[0], tmp_path / "sheet.html"
-    status, lines, _ = said(capsys, *given, picture, "--json", f"--out={out}")
-    parser = argparse.ArgumentParser()
-    arguments.add_arguments(parser)
-    chosen = classifier.read_classifier(parser.parse_args(given))
-    square = crops.center_crop(pathlib.Path(picture).read_bytes(), chosen.spec)
-    assert status == 0 and square.dtype == np.float32 and chosen.spec.std == (1.0,) * 3
-    assert square.shape == chosen.spec.shape == (24, 24, 3)  # the size stays that of the run
-    expected = np.asarray(chosen.probabilities(chosen.variables, square[None]))[0]
+    status, lines, _ = said(capsys, f"--from={place / 'run'}", *given, picture, "--json", f"--out={out}")
+    ours = chosen(place / "run", *given)
+    square = crops.center_crop(pathlib.Path(picture).read_bytes(), ours.spec)
+    assert status == 0 and square.dtype == np.float32 and ours.spec.std == (1.0,) * 3
+    assert square.shape == ours.spec.shape == (24, 24, 3)  # the size stays that of the run
+    expected = np.asarray(ours.probabilities(ours.variables, square[None]))[0]
     for guess in json.loads(lines[0])["top"]:
         assert guess["probability"] == pytest.approx(expected[guess["index"]], abs=1e-6)
     np.testing.assert_array_equal(pictures(out)[1], np.rint(square).astype(np.uint8))
