@@ -196,9 +196,8 @@ def run(code, tmp_path):
 
 def test_help_does_not_wait_for_jax(tmp_path):
     """Nor do data and configs: one process imports and asks all of them."""
-    modules = [
-        f"mixedres.{name}{'.__main__' if (PACKAGE / name.replace('.', '/')).is_dir() else ''}" for name in COMMANDS
-    ]
+    packages = [name for name in COMMANDS if (PACKAGE / name.replace(".", "/")).is_dir()]
+    modules = [f"mixedres.{name}{'.__main__' if name in packages else ''}" for name in COMMANDS]
     code = f"""
 import importlib, json, sys
 import mixedres.data, mixedres.config

@@ -139,14 +139,6 @@ def test_newer_format_is_refused_in_words(read):
         read()
 
 
-def test_newer_config_of_run_is_refused_by_every_reader(tmp_path):
-    shutil.copytree(FIRST, tmp_path / "run")
-    path = tmp_path / "run" / "config.json"
-    path.write_text(json.dumps(newer(json.loads(path.read_text()))))
-    for arguments in (["eval", f"--workdir={tmp_path / 'run'}"], ["doctor", f"--workdir={tmp_path / 'run'}"]):
-        run(*arguments, status=2)
-
-
 def _record(run):
     metadata = json.loads((run / "checkpoints" / str(old_runs.STEPS) / "default" / "_METADATA").read_text())
     return json.loads(metadata["custom_metadata"]["record"])

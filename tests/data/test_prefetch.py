@@ -132,14 +132,6 @@ def test_closing_ends_the_thread_and_the_stream(used):
     batches.close()  # twice does no harm
 
 
-def test_error_in_the_loop_closes_too():
-    host = Host(itertools.count())
-    with pytest.raises(ZeroDivisionError), Prefetch(host, host.put) as batches:
-        next(batches)
-        raise ZeroDivisionError
-    assert host.closed
-
-
 def test_closing_waits_for_the_batch_in_the_making():
     started, go_on = threading.Event(), threading.Event()
 

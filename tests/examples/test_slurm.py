@@ -43,9 +43,8 @@ def cluster(tmp_path):
 
     def start(script, *arguments):
         command = ["bash", ROOT / "examples" / script, *arguments]
-        return subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=-1, stderr=-1, text=True, start_new_session=True
-        )
+        options = {"stdout": -1, "stderr": -1, "text": True, "start_new_session": True}
+        return subprocess.Popen(command, cwd=ROOT, env=environment, **options)
 
     return start
 

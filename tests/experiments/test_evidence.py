@@ -147,7 +147,7 @@ def test_sweep_becomes_a_table(tmp_path, monkeypatch, capsys):
     assert report.main(["--evidence", f"{tmp_path}/out", "--name=twice", f"--add={tmp_path}/evidence_small.json"]) == 2
     assert "seed 0 is both in the runs and in --add" in capsys.readouterr().err
     assert not (tmp_path / "evidence_twice.json").exists()
-    # Other seeds can: as if they had been trained here.
+    # Other seeds can.
     for one in document["rows"]:
         one["seeds"] = [10 + seed for seed in one["seeds"]]
     (tmp_path / "earlier.json").write_text(json.dumps(document))

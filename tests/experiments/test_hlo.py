@@ -1,7 +1,6 @@
 """Bytes and kinds of kernels, of a program written by hand."""
 
 from experiments.lib import hlo
-from experiments.lib.gpus import GPUS
 
 PROGRAM = """\
 HloModule jit_step, is_scheduled=true
@@ -106,10 +105,3 @@ def test_all_reduces_have_their_place_among_the_kernels():
     total = 80 + 84 + 200 + 844
     assert first == hlo.Collective("all-reduce", ["f32"], 1, 400, True, 0.0, hidden=844)
     assert second == hlo.Collective("all-reduce", ["bf16"], 2, 20, False, 844 / total)
-
-
-def test_every_gpu_has_a_description_with_its_name_and_memory():
-    for gpu in GPUS.values():
-        text = gpu.target_config()
-        assert f'name: "{gpu.name}"' in text and f"memory_bandwidth: {gpu.bandwidth:.0f}\n" in text
-        assert text.count("{") == text.count("}")

@@ -83,16 +83,6 @@ def test_sweep_that_is_killed_and_stopped_ends_as_if_it_had_not_been(file):
     assert (failed["exit_status"], failed["summary"]) == (2, None) and "no folder /nowhere" in failed["message"]
 
 
-def test_runs_of_another_config_are_not_taken_for_these(file, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    there = file.parent / "out" / "runs" / "fp16"
-    there.mkdir(parents=True)
-    config = sweep.flatten(sweep.plan.expand(sweep.plan.load(str(file)))[1].config())
-    (there / "config.json").write_text(json.dumps(config | {"optimizer.learning_rate": 7.0}))
-    assert sweep.main([f"--sweep={file}", f"--out={file.parent}/out"]) == 2
-    assert "optimizer.learning_rate: 7.0 there, 0.05 now" in capsys.readouterr().err
-
-
 def test_only_takes_the_runs_whose_names_match(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(ROOT)
     asked = ["--sweep=experiments/sweeps/precision.py", "--dry_run", f"--out={tmp_path}/out"]

@@ -1,6 +1,5 @@
 """Data sets and weights that ask for code, memory, or numbers that are none."""
 
-import gzip
 import io
 import json
 import struct
@@ -39,19 +38,14 @@ def test_data_set_that_names_a_module_is_refused(place):
         patch.syspath_prepend(str(place))
         for case in cases:
             (directory / "features.json").write_text(json.dumps(case))
-            outcome = run_here(
-                main.main, "--config=tfds:fp32", "--config.data.name=tfds:flowers", "--config.data.dir=DATA"
-            )
-            assert_one_line(outcome, 2, f"asks for {evil}")
+            command = ["--config=tfds:fp32", "--config.data.name=tfds:flowers", "--config.data.dir=DATA"]
+            assert_one_line(run_here(main.main, *command), 2, f"asks for {evil}")
     assert not (place / "owned").exists() and "DATA" not in sys.modules
 
 
 def test_archive_larger_than_its_data_set_is_refused(place):
     file = io.BytesIO()
-    with (
-        gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1) as packed,
-        tarfile.open(fileobj=packed, mode="w") as tar,
-    ):
+    with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as tar:
         member = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
         member.size = 210_000_000
         tar.addfile(member, io.BytesIO(bytes(member.size)))

@@ -146,9 +146,8 @@ def test_step_larger_than_the_memory_is_refused_before_it_runs(place):
     big = ("--config.data.name=synthetic", "--config.data.num_classes=10", "--config.data.train_examples=1000000")
     config = ("--config=digits:fp32,model=cifar_resnet8,steps=2", *big)
     sizes = ("--config.batch_size=400000", "--config.data.image_size=256", f"--workdir={place}/run")
-    assert_one_line(
-        run_here(main.main, *config, *sizes), 1, "GB of memory where there are", "a smaller config.batch_size"
-    )
+    outcome = run_here(main.main, *config, *sizes)
+    assert_one_line(outcome, 1, "GB of memory where there are", "a smaller config.batch_size")
 
 
 def test_line_of_metrics_without_its_end_is_completed(place):

@@ -1,7 +1,6 @@
 """A run that was killed in every way ends with the bits of one that was not, and leaves nothing behind."""
 
 import json
-import mmap
 import random
 import re
 import signal
@@ -110,16 +109,3 @@ def test_long_run_stays_as_small_as_it_began(tmp_path):
     begin, end = np.median(samples[:part], 0), np.median(samples[-part:], 0)
     assert end[0] < 1.05 * begin[0] and end[1] <= begin[1] + 4 and end[2] <= begin[2] + 4, (begin, end)
     assert not json.loads((tmp_path / "run" / "summary.json").read_text())["train"]["compiled_in_loop"]
-
-
-@pytest.mark.slow
-def test_shared_memory_that_stays_is_found(tmp_path, monkeypatch):
-    """And that of a program beside it, which uses it, is not."""
-    monkeypatch.setattr(runs, "SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr(runs, "PATIENCE", 0.2)
-    (tmp_path / "from_before").touch()
-    before = runs.shared_memory()
-    for name in ("left", "used"):
-        (tmp_path / name).write_bytes(b"content")
-    with (tmp_path / "used").open("r+b") as file, mmap.mmap(file.fileno(), 0):
-        assert runs.left_in_shared_memory(before) == [str(tmp_path / "left")]

@@ -10,15 +10,9 @@ import numpy as np
 class Case:
     """One network and its batch.
 
-    Attributes:
-      name: of the folder with its results.
-      recipe: the config that is to be equal to it, and its preset.
-      side, batch, classes, steps: of the images, the batch, the head and the training; 0 steps: evaluation alone.
-      size, version: as the original names them (version 1 is our 1.5 with bottlenecks); `is_loop`: of the custom loop.
-      examples: length of an epoch.
-      base: learning rate for `reference` images.
-      warmup_epochs, boundaries, factors: of the schedule.
-      weight_decay: of sum(w * w) / 2; the custom loop has its own.
+    `name` is the folder of its results, `recipe` the config that is to be equal to it; 0 `steps` are an evaluation
+    alone; `size` and `version` are the original's (version 1 is our 1.5 with bottlenecks); `is_loop`: of the custom
+    loop; `examples` are an epoch; `base` is the rate for `reference` images; `weight_decay` is of sum(w * w) / 2.
     """
 
     name: str
@@ -75,13 +69,8 @@ ALL = {case.name: case for case in IMAGENET + CIFAR}
 
 _IMAGENET = {"base": 0.128, "reference": 256, "warmup_epochs": 5, "boundaries": (30, 60, 80, 90)}
 _IMAGENET["factors"] = (0.1, 0.01, 0.001, 1e-4)
-_SMALL = {
-    "base": 0.1,
-    "reference": 128,
-    "warmup_epochs": 0,
-    "boundaries": (91, 136, 182),
-    "factors": (0.1, 0.01, 0.001),
-}
+_SMALL = {"base": 0.1, "reference": 128, "warmup_epochs": 0, "boundaries": (91, 136, 182)}
+_SMALL["factors"] = (0.1, 0.01, 0.001)
 # (recipe, batch, images, arguments of `tests.original.r1.rate`)
 R1_SCHEDULES = [
     *(("estimator", batch, 1281167, _IMAGENET) for batch in (256, 2048, 8192)),

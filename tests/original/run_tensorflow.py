@@ -55,9 +55,8 @@ def run_r1(case, folder):
             logits, case.labels, learning_rate=learning_rate, weight_decay=case.weight_decay, decays=decays, step=step
         )
         session.run(v1.global_variables_initializer())
-        network = {
-            bare(v.name): v for v in v1.global_variables() if not v.name.endswith("Momentum:0") and v is not step
-        }
+        variables = (v for v in v1.global_variables() if not v.name.endswith("Momentum:0") and v is not step)
+        network = {bare(v.name): v for v in variables}
         start = values_like(network, 1.0)
         for name, variable in network.items():
             variable.load(start[name], session)
@@ -111,14 +110,8 @@ def run_loop(case, folder):
     model_code.layers = types.SimpleNamespace(**vars(tf_keras.layers) | {"Input": sized})
     common.BASE_LEARNING_RATE = case.base
     model = model_code.resnet50(case.classes)
-    schedule = case.schedule
-    learning_rate = common.PiecewiseConstantDecayWithWarmup(
-        batch_size=case.batch,
-        epoch_size=case.examples,
-        warmup_epochs=schedule["warmup_epochs"],
-        boundaries=list(schedule["boundaries"]),
-        multipliers=[1.0, *schedule["factors"]],
-    )
+    steps = {"boundaries": list(case.boundaries), "multipliers": [1.0, *case.factors]}
+    learning_rate = common.PiecewiseConstantDecayWithWarmup(case.batch, case.examples, case.warmup_epochs, **steps)
     optimizer = tf_keras.optimizers.legacy.SGD(learning_rate, momentum=0.9)
     network = {bare(v.name): v for v in model.weights}
     start = values_like(network, 2.0)

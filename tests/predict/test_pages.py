@@ -90,9 +90,8 @@ def test_worst_errors_are_kept_largest_loss_first(monkeypatch):
 
 
 def source(classes, names=()):
-    return data.DataInfo(
-        image_shape=(2, 2, 1), num_classes=classes, train_examples=1, eval_examples=60, class_names=names
-    )
+    counts = {"num_classes": classes, "train_examples": 1, "eval_examples": 60}
+    return data.DataInfo(image_shape=(2, 2, 1), class_names=names, **counts)
 
 
 def test_errors_page_has_matrix_classes_and_worst_errors(tmp_path):
@@ -139,14 +138,8 @@ def test_true_class_outside_the_shown_classes_has_its_probability(tmp_path):
     found = results(*made(1, 8, seed=2))
     label = int(found.label[0])
     top = np.array([[other for other in range(8) if other != label][:5]])
-    found = dataclasses.replace(
-        found,
-        predicted=top[:, 0],
-        top=top,
-        probability=np.float32([[0.4, 0.2, 0.1, 0.1, 0.1]]),
-        loss=np.float32([3.0]),
-        images={0: SQUARE},
-    )
+    shown = {"probability": np.float32([[0.4, 0.2, 0.1, 0.1, 0.1]]), "loss": np.float32([3.0]), "images": {0: SQUARE}}
+    found = dataclasses.replace(found, predicted=top[:, 0], top=top, **shown)
     predict.write_errors(tmp_path / "errors.html", found, source(8), "t")
     bars = re.findall(r'<li style="--p:([0-9.]+)%" title="(.)">', (tmp_path / "errors.html").read_text())
     assert len(bars) == 6 and bars[-1] == (f"{100 * np.exp(-3):.2f}", str(label))

@@ -190,7 +190,6 @@ def test_message_names_file_and_reason(copy, kind, part):
     text = str(error.value)
     assert text.startswith(f"{path}: {reason}") and "\n" not in text
     assert "; repair or delete the file, or skip such images with --config.data.on_error=skip" in text
-    assert "object at 0x" not in text and len(text) > len(f"{path}: ; mend") + 60
 
 
 def test_label_out_of_range_is_refused(root):
