@@ -69,9 +69,8 @@ def only_jax(tmp_path_factory):
 def alone(only_jax, *arguments):
     """Runs Python without site-packages."""
     environment = {"PYTHONPATH": str(only_jax), "JAX_PLATFORMS": "cpu", "PATH": os.environ["PATH"]}
-    done = subprocess.run(
-        [sys.executable, "-S", *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=300
-    )
+    options = {"env": environment, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run([sys.executable, "-S", *map(str, arguments)], **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -126,10 +125,8 @@ def test_folder_explains_itself(place, only_jax, tmp_path, capsys):
 def reader(folder):
     """The function `read_photograph` of load.py."""
     source, names = (folder / "load.py").read_text(), {"np": np, "NamedTuple": NamedTuple}
-    exec(
-        source[source.index("\nclass Box") : source.index("\ndef printable")].partition("def options_for_cpus")[0],
-        names,
-    )
+    part = source[source.index("\nclass Box") : source.index("\ndef printable")]
+    exec(part.partition("def options_for_cpus")[0], names)
     return names["read_photograph"]
 
 
@@ -160,7 +157,7 @@ def test_loader_reads_photographs(place, tmp_path):
     wrong = ["none.jpg", __file__, tmp_path, cut, paths[0], array]
     failed = subprocess.run([*given[:2], *map(str, wrong)], capture_output=True, text=True)
     reasons = ["No such file or directory", "cannot identify image file", "Is a directory", "Truncated File Read"]
-    reasons.append("the array is not uint8 (n, 24, 24, 3)")
+    reasons += ["the array is not uint8 (n, 24, 24, 3)"]
     for path, reason, line in zip([*wrong[:4], array], reasons, failed.stderr.splitlines()[:5], strict=True):
         assert line.startswith(f"{path}: {reason}")
     assert failed.returncode == 1 and failed.stdout.splitlines() == shown[:4]

@@ -54,13 +54,8 @@ class Run:
     def __init__(self, options, workdir):
         self.lines = []
         self.training = threading.Event()
-        self.process = subprocess.Popen(
-            command((*SMALL, *options), workdir),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        self.process = subprocess.Popen(command((*SMALL, *options), workdir), **output, start_new_session=True)
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
