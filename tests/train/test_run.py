@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import models
+from mixedres import models, train
 from mixedres._internal.cli.compilation import CompilationCounter
 from mixedres._internal.errors import ConfigError, NonFiniteError, TrainingError
 from mixedres._internal.formats import stamped
@@ -251,3 +251,12 @@ def test_first_state_depends_on_the_seed_alone():
     a, b, c = (start.new_state(build(tiny(preset, seed=seed))).params for preset, seed in cases)
     assert step_cases.bits(a) == step_cases.bits(b)
     assert step_cases.bits(a["stem_conv"]) != step_cases.bits(c["stem_conv"])
+
+
+def test_plan_finds_the_finished_run_and_another_config(finished):
+    """Both before a trainer is built, so that neither waits for JAX."""
+    assert train.plan(finished.config, finished.directory).finished == finished.summary
+    other = finished.config.copy_and_resolve_references()
+    other.seed = 7
+    with pytest.raises(ConfigError, match="seed: "):
+        train.plan(other, finished.directory)
