@@ -163,3 +163,12 @@ def test_fingerprint_depends_on_data_and_not_on_place(tmp_path):
     assert identity(tmp_path / "two")[0] != first[0]
     sources = [load("digits", image_size=size, batch_size=2).fingerprint for size in (8, 16, 8)]
     assert sources[0] == sources[2] != sources[1]
+
+
+@pytest.mark.parametrize(
+    "options", [{"image_size": 0}, {"threads": 0}, {"workers": -1}, {"erasing": 1.5}, {"on_error": "ignore"}]
+)
+def test_option_outside_its_range_is_refused(options):
+    name = next(iter(options))
+    with pytest.raises(ValueError, match=rf"^{name} is .*; it must be "):
+        load("digits", **{"image_size": 16, "batch_size": 4} | options)
