@@ -243,3 +243,8 @@ def test_published_numbers():
     assert [family.image_dtype for family in (official, fast, torch)] == [np.float32, np.uint8, np.uint8]
     with pytest.raises(ValueError, match="preprocessing 'tf' is unknown; use one of official, official_fast, torch"):
         preprocessing.get_preprocessing("tf")
+
+
+def test_central_crop_in_numbers():
+    assert geometry.central_crop(38, 60) == (2, 13, 33, 33)
+    assert geometry.central_crop(60, 38, crop_pct=1.0) == (11, 0, 38, 38)
