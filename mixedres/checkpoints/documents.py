@@ -48,7 +48,7 @@ def no_sums() -> Sums:
 
 
 class LogState(msgspec.Struct):
-    """What the next lines of metrics continue: sums since the last line and the last evaluation, and the last loss."""
+    """Sums since the last line of metrics and since the last evaluation, and the mean loss before that evaluation."""
 
     line: Sums
     eval: Sums
@@ -62,7 +62,7 @@ class HostState(msgspec.Struct):
       evaluated: the newest evaluation; None before the first.
       best: the evaluation with the highest top-1, the earliest of equals; None before the first.
       pending_eval: step of this checkpoint if a signal cut off the evaluation of the step; else None.
-      log: what the next lines of metrics continue.
+      log: the sums that the next lines of metrics continue.
     """
 
     evaluated: Evaluation | None = None

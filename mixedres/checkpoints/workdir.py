@@ -38,7 +38,7 @@ _RESUME = {key.path: key.resume for key in KEYS}
 
 
 class RecordedRun:
-    """What a run recorded in its directory; reads, and writes nothing.
+    """Config, data and checkpoints that a run recorded in its directory; reads, and writes nothing.
 
         run = RecordedRun(pathlib.Path("runs/digits"))
         print(run.config(), run.steps())

@@ -240,8 +240,9 @@ def _check_evaluation(config: Record, directory: pathlib.Path, identity: Record)
     """Raises ConfigError if the run in `directory` cannot be evaluated with a flat config and data of this identity."""
     keys = {key.path for key in KEYS if key.is_evaluated}
     # If init_from were not compared, the run's checkpoint would be evaluated instead of the weights that it names.
-    RecordedRun(directory).check_same(config, keys | ({"init_from"} if config["init_from"] else set()))
-    RecordedRun(directory).check_data(identity, classes_only=True)
+    run = RecordedRun(directory)
+    run.check_same(config, keys | ({"init_from"} if config["init_from"] else set()))
+    run.check_data(identity, classes_only=True)
 
 
 def _check_weights(chosen: Plan, *, evaluates: bool) -> None:

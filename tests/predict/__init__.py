@@ -1,4 +1,4 @@
-"""What the network of a run says of files."""
+"""Tests of predictions for files and arrays, and of their pages."""
 
 import argparse
 
