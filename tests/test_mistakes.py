@@ -29,7 +29,6 @@ WORDS = {
     "FP16": "--config=digits:fp16",
     "REWRITE": "--config=digits:fp16_rewrite",
     "RUN": f"--config=digits:fp16 {SHORT}",
-    "CLUTTERED": "--config=cluttered:fp16",
     "FOLDER": f"--config=folder:fp16 .data.image_size=32 {SHORT}",
     "SWEEP": f"--sweep={ROOT}/experiments/sweeps/precision.py --out=out",
     "PICTURE": "images/dog/1.png",

@@ -27,14 +27,13 @@ from typing import Any
 import numpy as np
 
 from experiments.evidence import clusters, outcomes
-from experiments.lib import comparison, plots, runs
+from experiments.lib import cluttered_digits, comparison, plots, runs
+from experiments.lib.cluttered_digits import DRAWS
 from experiments.lib.comparison import Results, Variant
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import RecordedRun
 from mixedres.config import unflatten
-from mixedres.data.datasets import cluttered_digits
-from mixedres.data.datasets.cluttered_digits import DRAWS
 from mixedres.doctor.examination import examine_network
 from mixedres.train import plan
 

@@ -23,7 +23,7 @@ MUST_FAIL = {"preset": "fp16_static", **ONE, "precision.loss_scale": 2.0**-10}
 
 SWEEP = Sweep(
     question="Does half precision cost a tenth of a point on cluttered digits?",
-    base="configs/cluttered.py",
+    base="experiments/lib/cluttered_digits.py",
     runs=[
         *({"seed": seed, **case} for seed in range(SEEDS) for case in CASES),
         *({"seed": seed, **MUST_FAIL} for seed in range(5)),

@@ -11,7 +11,7 @@ from experiments.lib.plan import Sweep
 
 SWEEP = Sweep(
     question="Does a ResNet-50 in half precision follow float32's curve?",
-    base="configs/cluttered.py",
+    base="experiments/lib/cluttered_digits.py",
     overrides={"model.name": "resnet50", "data.image_size": 64, "epochs": 20, "log_every": 20},
     axes={"preset": ("fp32", "bf16", "fp16", "fp16_rewrite")},
     baseline={"preset": "fp32"},

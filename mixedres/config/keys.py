@@ -154,6 +154,9 @@ class Retired:
 # The only place that knows keys of earlier versions. A run that recorded a key outside this table and `KEYS` cannot be
 # read, so a key that leaves goes here.
 RETIRED = {
+    "data.difficulty": Retired(
+        "cluttered digits are experiments/lib/cluttered_digits.py now; set it there", ignored=True
+    ),
     "data.eval_share": Retired("it was renamed before 0.2.0; set data.eval_fraction"),
     "optimizer.lr_batch_size": Retired("it was renamed before 0.2.0; set optimizer.lr_reference_batch"),
     "stop_after_skipped": Retired("it was renamed before 0.2.0; set max_consecutive_skips"),
@@ -214,7 +217,7 @@ KEYS = (
     Key("batch_norm.unbiased", bool, True, "unbiased running variance, as in PyTorch and TensorFlow"),
     Key("batch_norm.frozen", bool, False, "normalize by the running averages in training too, without updating them"),
     Key("batch_norm.sync", bool, False, "batch statistics over all devices instead of per device"),
-    Key("data.name", str, "synthetic", "digits, cluttered_digits, synthetic, cifar10, imagenet2012, folder, tfds:NAME"),
+    Key("data.name", str, "synthetic", "digits, synthetic, cifar10, imagenet2012, folder, tfds:NAME"),
     *_data_keys(),
     Key("optimizer.name", str, "sgd", "sgd, lars, adamw or muon", one_of(*OPTIMIZERS)),
     Key("optimizer.learning_rate", float, 0.1, "peak rate, for lr_reference_batch images per step", POSITIVE),

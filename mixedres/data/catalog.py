@@ -30,11 +30,8 @@ if TYPE_CHECKING:
 
 # Beginning of the names of data sets that TensorFlow Datasets prepared.
 PREFIX = "tfds:"
-# Data without stored images, which have no augmentation.
-_NOT_AUGMENTED = ("cluttered_digits", "synthetic")
 # Normalizations of synthetic images.
 NORMALIZATIONS = ("raw", "official", "torch", "per_image")
-_DIFFICULTY = Range(lambda x: 0 <= x <= 2, "in [0, 2]")
 
 
 def _option(kind: type, default: Any, meaning: str, allowed: Range = ANY, *, of_machine: bool = False) -> Any:
@@ -72,9 +69,6 @@ class Options:
     preprocessing: str = _option(str, "torch", "crops and scaling of stored images", one_of(*PREPROCESSINGS))
     synthetic_normalization: str | None = _option(
         str, None, "raw, per_image or a preprocessing; not set: data.preprocessing", one_of(*NORMALIZATIONS)
-    )
-    difficulty: float = _option(
-        float, 1.0, "difficulty of cluttered digits; 0: upright, no clutter or noise", _DIFFICULTY
     )
     pad: int = _option(int, 0, "padding in pixels before a random crop, for data in memory", NOT_NEGATIVE)
     flip: bool = _option(bool, False, "random left-right flip")
@@ -114,6 +108,12 @@ class Options:
 
         return Augmentation(self.augment, self.erasing)
 
+    @property
+    def in_memory(self) -> dict[str, Any]:
+        """Returns the options of data sets in memory, as arguments of their functions."""
+        names = ("image_size", "pad", "flip", "augmentation")
+        return {name: getattr(self, name) for name in names}
+
 
 def load(name: str, **options: Any) -> Source:
     """Returns the data set called `name`: a key of `SOURCES`, or 'tfds:' and the name of any prepared data set.
@@ -126,12 +126,6 @@ def load(name: str, **options: Any) -> Source:
       ValueError: for an unknown name, and for data that is missing or cannot be used; the message says what to do.
     """
     chosen = Options(**options)
-    if name in _NOT_AUGMENTED and chosen.augmentation is not None:
-        names = [*(key for key in SOURCES if key not in _NOT_AUGMENTED), f"{PREFIX}NAME"]
-        raise ValueError(
-            f"augment and erasing do not go with {name}; they are for {', '.join(names)}: set data.augment=none and "
-            "data.erasing=0"
-        )
     make = SOURCES.get(name, functools.partial(_stored, name) if name.startswith(PREFIX) else None)
     if make is not None:
         return make(chosen)
@@ -146,30 +140,18 @@ def load(name: str, **options: Any) -> Source:
 def _digits(options: Options) -> Source:
     from mixedres.data.datasets.digits import load_digits
 
-    return load_digits(
-        image_size=options.image_size, pad=options.pad, flip=options.flip, augmentation=options.augmentation
-    )
-
-
-def _cluttered_digits(options: Options) -> Source:
-    from mixedres.data.datasets.cluttered_digits import load_cluttered_digits
-
-    return load_cluttered_digits(image_size=options.image_size, difficulty=options.difficulty)
+    return load_digits(**options.in_memory)
 
 
 def _cifar10(options: Options) -> Source:
     from mixedres.data.datasets.cifar10 import load_cifar10
 
-    return load_cifar10(
-        options.dir,
-        image_size=options.image_size,
-        pad=options.pad,
-        flip=options.flip,
-        augmentation=options.augmentation,
-    )
+    return load_cifar10(options.dir, **options.in_memory)
 
 
 def _synthetic(options: Options) -> Source:
+    if options.augmentation is not None:
+        raise ValueError("augment and erasing are for images; set data.augment=none and data.erasing=0")
     if options.num_classes is None or options.train_examples is None:
         raise ValueError(
             "synthetic data needs num_classes and train_examples; add --config.data.num_classes=10 and "
@@ -267,7 +249,6 @@ def _notes(data_set: Dataset, options: Options) -> Iterator[str]:
 # Functions from options to a data set, by the name in ``config.data.name``; add an entry for a data set of your own.
 SOURCES: dict[str, Callable[[Options], Source]] = {
     "digits": _digits,
-    "cluttered_digits": _cluttered_digits,
     "synthetic": _synthetic,
     "cifar10": _cifar10,
     "imagenet2012": functools.partial(_stored, "imagenet2012"),

@@ -100,26 +100,22 @@ def test_crafted_checkpoint_is_refused_in_one_line(change, words, tmp_path):
 
 def test_recorded_config_without_a_key_has_its_default():
     record = _record(FIRST)
-    config = {key: value for key, value in record["config"].items() if key != "model.name"}
+    config = {key: value for key, value in record["config"].items() if key not in ("model.name", *keys.RETIRED)}
     defaults = as_json({key.path: key.default for key in KEYS})
     assert documents.read_record(record | {"config": config}, "")["config"] == defaults | config
 
 
-@pytest.mark.parametrize("path", keys.RETIRED)
-def test_retired_key_is_refused_in_words(path):
+@pytest.mark.parametrize(("path", "retired"), keys.RETIRED.items())
+def test_retired_key_is_refused_or_ignored(path, retired, capsys):
     assert path not in {key.path for key in KEYS}
-    with pytest.raises(ConfigError, match=f"'{path}' is retired: .*; set "):
-        documents.read_flat({"epochs": 1, "batch_size": 8, path: 1}, "config.json")
-
-
-def test_ignored_key_leaves_a_recorded_config_readable(monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(keys.RETIRED, "log_colors", keys.Retired("lines have no colors", ignored=True))
-    shutil.copytree(FIRST, tmp_path / "run")
-    path = tmp_path / "run" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"log_colors": True}))
-    assert checkpoints.RecordedRun(tmp_path / "run").config() == checkpoints.RecordedRun(FIRST).config()
-    run("train", "--config=digits", "--config.log_colors=true", status=2)
-    assert capsys.readouterr().err == "mixedres: config key 'log_colors' is retired: lines have no colors\n"
+    recorded = {"epochs": 1, "batch_size": 8, path: 1}
+    if retired.ignored:
+        assert documents.read_flat(recorded, "config.json") == documents.read_flat({"epochs": 1, "batch_size": 8}, "")
+    else:
+        with pytest.raises(ConfigError, match=f"'{path}' is retired: .*; set "):
+            documents.read_flat(recorded, "config.json")
+    run("train", "--config=digits", f"--config.{path}=1", status=2)
+    assert capsys.readouterr().err == f"mixedres: config key '{path}' is retired: {retired.instead}\n"
 
 
 def newer(record):

@@ -105,7 +105,7 @@ CASES = ({"preset": "fp32", **ONE}, {"preset": "fp32", "num_devices": 2, "batch_
          {"preset": "fp16_static", **ONE, "precision.loss_scale": 2.0**-10})
 SWEEP = Sweep(
     question="Does it?",
-    base="configs/cluttered.py",
+    base="experiments/lib/cluttered_digits.py",
     overrides={"model.name": "cifar_resnet8", "data.image_size": 16, "steps": 60, "log_every": 10},
     runs=[{"seed": seed, **case} for seed in range(2) for case in CASES],
     baseline=CASES[0],

@@ -4,8 +4,9 @@ import itertools
 
 import numpy as np
 
+from experiments.lib import cluttered_digits
 from mixedres.data import load
-from mixedres.data.datasets import cluttered_digits, digits
+from mixedres.data.datasets import digits
 from tests.data import batch_cases as cases
 from tests.data.batch_cases import take
 

@@ -1,7 +1,13 @@
-"""Handwritten digits, distorted and among fragments of other digits: a hard task made from scikit-learn's digits.
+"""Cluttered digits: handwritten digits, distorted, in noise and among fragments of others; hard for a ResNet-20.
 
-Affine distortion as in affNIST (Tieleman, 2013), elastic distortion as by Simard, Steinkraus and Platt ("Best practices
-for convolutional neural networks", 2003), and the clutter of cluttered MNIST (Mnih et al., "Recurrent models of visual
+python -m mixedres.main --config=experiments/lib/cluttered_digits.py:fp16
+
+Expected: 93.9 % of the 10,800 test images in every preset; 0.4 is the standard deviation over seeds (docs/results.md).
+Hardware: three minutes on one CPU core.
+
+The data set is made from scikit-learn's digits, and registers itself as ``data.name=cluttered_digits``. It has affine
+distortion as in affNIST (Tieleman, 2013), elastic distortion as by Simard, Steinkraus and Platt ("Best practices for
+convolutional neural networks", 2003), and the clutter of cluttered MNIST (Mnih et al., "Recurrent models of visual
 attention", arXiv 1406.6247): square fragments of other training digits at random places.
 """
 
@@ -11,6 +17,8 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.ndimage import map_coordinates, zoom
 
+from mixedres import config as base
+from mixedres import data
 from mixedres.data.datasets.digits import original_digits
 from mixedres.data.sources import ALL, Batch, DataInfo, Shard, padded_batches, sha256_of, training_order
 
@@ -105,6 +113,26 @@ class ClutteredDigits(DataInfo):
             copies = np.broadcast_to(digit, (DRAWS, *digit.shape))
             parts.append(draw_digits(copies, self.train_digits, rngs, self.side, self.difficulty))
         return np.concatenate(parts)
+
+
+def get_config(argument: str = "fp32"):
+    """Returns the config of cluttered digits for PRESET[,key=value...]."""
+    config = base.defaults()
+    config.epochs = 20
+    config.batch_size = 32
+    config.eval_every = 0
+    config.checkpoint_every = 0
+    config.log_every = 44
+    config.data.name = "cluttered_digits"
+    config.data.image_size = 32
+    config.model.name = "cifar_resnet20"
+    config.optimizer.learning_rate = 0.1
+    config.optimizer.lr_reference_batch = 0
+    config.optimizer.nesterov = True
+    config.optimizer.weight_decay = 1e-3
+    config.schedule.name = "cosine"
+    config.schedule.warmup = 1
+    return base.finish(config, *base.split(argument))
 
 
 def load_cluttered_digits(*, image_size: int = 32, difficulty: float = 1.0) -> ClutteredDigits:
@@ -216,3 +244,6 @@ def _sample(digits: np.ndarray, which: np.ndarray, y: np.ndarray, x: np.ndarray)
     coordinates = np.broadcast_arrays(which, y + 1, x + 1)
     values: np.ndarray = map_coordinates(padded, coordinates, output=np.float32, order=1, prefilter=False)
     return values
+
+
+data.SOURCES["cluttered_digits"] = lambda options: load_cluttered_digits(image_size=options.image_size)
