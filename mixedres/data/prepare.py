@@ -16,8 +16,8 @@ from mixedres._internal.types import Record
 
 _DESCRIPTION = """\
 Writes a copy of a folder of images in which the short side of each image has at most N pixels. The copy has the same
-folders and file names, so that a run on it trains and tests on the same images. Larger images become JPEG, whatever
-their names end in. Other images keep their bytes, but images that EXIF data rotate are stored upright.
+folders and file names, so that a run on it trains and tests on the same images. Larger images become upright JPEGs,
+whatever their names end in. Other images keep their bytes.
 
   python -m mixedres.data.prepare --from=IMAGES --to=SMALL --short_side=480
   python -m mixedres.main --config=configs/folder.py:fp16 --config.data.dir=SMALL
