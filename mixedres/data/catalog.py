@@ -128,7 +128,10 @@ def load(name: str, **options: Any) -> Source:
     chosen = Options(**options)
     make = SOURCES.get(name, functools.partial(_stored, name) if name.startswith(PREFIX) else None)
     if make is not None:
-        return make(chosen)
+        try:
+            return make(chosen)
+        except OSError as error:
+            raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from error
     near = difflib.get_close_matches(name, SOURCES, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise ValueError(
@@ -182,13 +185,6 @@ def _synthetic_normalization(options: Options) -> tuple[tuple[float, ...] | None
 
 def _stored(name: str, options: Options) -> Source:
     """Returns a loader of stored images."""
-    try:
-        return _loader(name, options)
-    except OSError as error:
-        raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from error
-
-
-def _loader(name: str, options: Options) -> Source:
     from mixedres.data.check import quick_look
     from mixedres.data.datasets import folder, tfds
     from mixedres.data.images import decoding, loader, worker_processes

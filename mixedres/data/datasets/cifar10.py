@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gzip
 import hashlib
 import io
@@ -10,7 +9,6 @@ import pathlib
 import pickle
 import tarfile
 import warnings
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,8 +39,6 @@ MD5 = {
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
 
-# A function from the name of a file of the data set to its bytes.
-Read = Callable[[str], bytes]
 # Images (n, 32, 32, 3) uint8 and labels (n,) int32.
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -83,13 +79,16 @@ def load_cifar10(
 def _arrays(root: pathlib.Path) -> tuple[Arrays, Arrays]:
     """Returns the training and the test images of the first form that `root` holds."""
     for folder, archive, suffix, parse in _ARCHIVES:
+        names = [f"{name}{suffix}" for name in (*_TRAIN_FILES, "test_batch")]
         if (root / folder).is_dir():
-            read: Read = functools.partial(_read_batch, root / folder)
+            held = {name: read_regular(root / folder / name, _MOST_OF_A_FILE) for name in names}
         elif (root / archive).is_file():
-            read = functools.partial(_read_packed, root / archive, _unpack(root / archive), folder)
+            held = _unpack(root / archive)
         else:
             continue
-        *train, test = [parse(read(name + suffix), name + suffix) for name in (*_TRAIN_FILES, "test_batch")]
+        if missing := [name for name in names if name not in held]:
+            raise ValueError(f"{root / archive} has no {folder}/{missing[0]}; download it again")
+        *train, test = [parse(held[name], name) for name in names]
         images, labels = zip(*train, strict=True)
         return (np.concatenate(images), np.concatenate(labels)), test
     if any((root / "cifar10").glob("*/dataset_info.json")):
@@ -111,22 +110,10 @@ def _unpack(path: pathlib.Path) -> dict[str, bytes]:
             raise ValueError(f"it has more than {_MOST_UNPACKED:,} bytes")
         with tarfile.open(fileobj=io.BytesIO(unpacked)) as tar:
             members = [member for member in tar.getmembers() if member.isreg() and "_batch" in member.name]
-            return {member.name: held.read() for member in members if (held := tar.extractfile(member)) is not None}
+            files = {member.name.rpartition("/")[2]: tar.extractfile(member) for member in members}
+            return {name: file.read() for name, file in files.items() if file is not None}
     except Exception as error:  # the libraries raise many types of errors
         raise ValueError(f"{path} is damaged ({one_line(error)}); download it again") from error
-
-
-def _read_packed(path: pathlib.Path, held: Mapping[str, bytes], folder: str, name: str) -> bytes:
-    if f"{folder}/{name}" not in held:
-        raise ValueError(f"{path} has no {folder}/{name}; download it again")
-    return held[f"{folder}/{name}"]
-
-
-def _read_batch(folder: pathlib.Path, name: str) -> bytes:
-    try:
-        return read_regular(folder / name, _MOST_OF_A_FILE)
-    except OSError as error:
-        raise ValueError(f"{folder / name} cannot be read: {error.strerror}") from error
 
 
 def _binary(data: bytes, name: str) -> Arrays:
