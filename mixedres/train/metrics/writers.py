@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import pathlib
-import re
 from collections.abc import Mapping
 from typing import BinaryIO, NamedTuple
 
@@ -23,11 +22,6 @@ with hidden("torch", "boto3", "comet_ml", "google.cloud.storage"):
 
 # Distinguishes the files that one process starts within a second.
 _COUNT = itertools.count()
-# Lines as `MetricWriter` writes them, which need no reading as JSON: that takes three times as long.
-_NUMBER = rb"-?+(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][-+]?+\d++)?+"
-_PLAIN_LINES = re.compile(
-    rb'(?m)^\{"step": (0|[1-9]\d{0,15}+), "kind": "([a-z]++)"(?:, "[ -!#-\[\]-~]*+": (?:%s|null))*+\}\n' % _NUMBER
-)
 # Bytes that are copied at a time.
 _BLOCK = 2**20
 # tensorboardX opens a path 'mixedres:PATH' as `_LosableFile`.
@@ -61,8 +55,8 @@ class MetricWriter:
         Raises OSError if `jsonl` cannot be opened.
         """
         if jsonl.exists():
-            last = dict.fromkeys((b"train", b"resources", b"numerics"), first_step)
-            last[b"eval"] = first_step if evaluated else first_step - 1
+            last = dict.fromkeys(("train", "resources", "numerics"), first_step)
+            last["eval"] = first_step if evaluated else first_step - 1
             _keep_lines(jsonl, last)
         self._lines = Lines(jsonl)
         register_writer_factory(_SCHEME, _LosableFile)
@@ -170,10 +164,12 @@ class _LosableFile:
         """Accepts every path, because the directory of a run exists."""
 
 
-def _keep_lines(path: pathlib.Path, last: Mapping[bytes, int]) -> None:
+def _keep_lines(path: pathlib.Path, last: Mapping[str, int]) -> None:
     """Removes the lines that `_is_current` refuses; a file of current lines stays as it is."""
     with io.BufferedReader(open_regular(path)) as file:
-        begin = _current_bytes(file, last)
+        begin = 0
+        while (line := file.readline()).endswith(b"\n") and _is_current(line, last):
+            begin += len(line)
         file.seek(begin)
         lines = filter(lambda line: _is_current(line, last), file)
         first = next(lines, None)
@@ -189,26 +185,10 @@ def _keep_lines(path: pathlib.Path, last: Mapping[bytes, int]) -> None:
                 kept.write(line.removesuffix(b"\n") + b"\n")  # a last line may lack its end
 
 
-def _current_bytes(file: BinaryIO, last: Mapping[bytes, int]) -> int:
-    """Returns how many bytes the lines have before the first line that is removed or lacks its end."""
-    size = 0
-    while lines := file.readlines(_BLOCK):
-        block = b"".join(lines)
-        plain = _PLAIN_LINES.findall(block)
-        if len(plain) == len(lines) and all(int(step) <= last.get(kind, -1) for step, kind in plain):
-            size += len(block)
-            continue
-        for line in lines:
-            if not _is_current(line, last) or not line.endswith(b"\n"):
-                return size
-            size += len(line)
-    return size
-
-
-def _is_current(line: bytes, last: Mapping[bytes, int]) -> bool:
+def _is_current(line: bytes, last: Mapping[str, int]) -> bool:
     """Returns whether a line is whole and of a step up to ``last[kind]``, for the kind of the line."""
     try:
         values = parse_json(line.decode())
-        return bool(values["step"] <= last[values["kind"].encode()])
+        return bool(values["step"] <= last[values["kind"]])
     except (ValueError, KeyError, TypeError, AttributeError):
         return False

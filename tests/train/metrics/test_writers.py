@@ -57,9 +57,9 @@ def test_resume_leaves_a_whole_file_alone_and_holds_little_of_it(tmp_path):
     path.write_bytes(PLAIN.replace(b"loss", b"loss" * 50_000) * 60)  # 12 MB
     before = path.stat()
     tracemalloc.start()
-    writers._keep_lines(path, {b"train": 3})
+    writers._keep_lines(path, {"train": 3})
     assert path.stat().st_ino == before.st_ino and path.stat().st_mtime_ns == before.st_mtime_ns
-    writers._keep_lines(path, {b"train": 2})
+    writers._keep_lines(path, {"train": 2})
     assert tracemalloc.get_traced_memory()[1] < 6e6 and path.read_bytes() == b""
     tracemalloc.stop()
 
