@@ -8,7 +8,6 @@ import pathlib
 import re
 import shutil
 from collections.abc import Iterator
-from typing import IO
 
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import as_json, lock, nearest_existing, read_json, write_json
@@ -40,7 +39,11 @@ class Claim(contextlib.AbstractContextManager["Claim"]):
 
     def __init__(self, workdir: pathlib.Path):
         """Locks the existing directory `workdir`; raises ConfigError if another process has the lock."""
-        self._path, self._file = workdir / LOCK, _lock(workdir)
+        self._path = workdir / LOCK
+        try:
+            self._file = lock(self._path)
+        except BlockingIOError:
+            raise ConfigError(f"--workdir={workdir} is in use by another run; wait for it or name another") from None
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -251,13 +254,6 @@ def _check_writable(workdir: pathlib.Path) -> None:
 
 def _has_content(path: pathlib.Path) -> bool:
     return os.path.lexists(path) and not (path.is_dir() and not path.is_symlink() and not any(path.iterdir()))
-
-
-def _lock(workdir: pathlib.Path) -> IO[str]:
-    try:
-        return lock(workdir / LOCK)
-    except BlockingIOError:
-        raise ConfigError(f"--workdir={workdir} is in use by another run; wait for it or name another") from None
 
 
 def _remove_if_empty(path: pathlib.Path) -> None:

@@ -30,11 +30,6 @@ class Shard(NamedTuple):
     index: int = 0  # type: ignore[assignment]
     count: int = 1  # type: ignore[assignment]
 
-    @classmethod
-    def all(cls) -> Shard:
-        """Returns the shard of a single host: whole batches."""
-        return cls()
-
     def rows(self, batch_size: int) -> range:
         """Returns this host's rows of a global batch; raises ValueError if the hosts do not divide the batch."""
         if batch_size % self.count:
@@ -43,7 +38,7 @@ class Shard(NamedTuple):
         return range(self.index * size, (self.index + 1) * size)
 
 
-ALL = Shard.all()
+ALL = Shard()  # of a single host: whole batches
 _UINT8 = np.dtype(np.uint8)
 
 

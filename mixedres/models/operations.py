@@ -47,7 +47,7 @@ def pads(extent: int, size: int, stride: int, padding: str) -> tuple[int, int]:
     """
     if padding == "pytorch":
         return size // 2, size // 2
-    total = max(stride * (_strided(extent, stride) - 1) + size - extent, 0)
+    total = max(stride * (-(-extent // stride) - 1) + size - extent, 0)
     return total // 2, total - total // 2
 
 
@@ -150,11 +150,6 @@ def _wide_product_of_windows(
     """
     wide = jnp.promote_types(x.dtype, jnp.float32)
     return product_of_windows(x.astype(wide), kernel.astype(wide), stride, around, precision).astype(x.dtype)
-
-
-def _strided(extent: int, stride: int) -> int:
-    """Returns the rows (or columns) of the result for a map of `extent` rows."""
-    return -(-extent // stride)
 
 
 def relu(x: jax.Array) -> jax.Array:

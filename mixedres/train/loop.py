@@ -178,7 +178,9 @@ class Loop:
     def _evaluate(self, done: int) -> bool:
         """Evaluates, logs, and returns whether the result is the best so far; a signal leaves it for the next start."""
         parts = self.parts
-        collector = data.ResultCollector() if parts.collects and self._ends_unless_better(done) else None
+        # The run ends with this evaluation, unless it is the best.
+        may_end = done == parts.experiment.total_steps or self._is_out_of_patience(done)
+        collector = data.ResultCollector() if parts.collects and may_end else None
         by_name = evaluation.sum_over_images(
             parts.experiment,
             {"": parts.eval_step},
@@ -198,10 +200,6 @@ class Loop:
         if better:
             self.host.best = {"step": done, "top1": result["top1"]}
         return better
-
-    def _ends_unless_better(self, done: int) -> bool:
-        """Returns whether the run ends with an evaluation after `done` steps, unless the evaluation is the best."""
-        return done == self.parts.experiment.total_steps or self._is_out_of_patience(done)
 
     def _is_out_of_patience(self, step: int) -> bool:
         patience = self.parts.experiment.patience

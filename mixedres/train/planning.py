@@ -132,7 +132,8 @@ def plan(
     needs_weights = config.init_from is not None and not _continues(directory, clean)
     weights = _existing_weights(config.init_from) if needs_weights else None
     config = _with_batch_size(_with_source(_with_network(config, recorded, weights), source))
-    source = source or _open_data(config)
+    with config_errors("config.data"):
+        source = source or data.load(**config.data, batch_size=config.batch_size)
     _check_size(config, source)
     chosen = Plan(config, directory, source, clean)
     if directory is not None and evaluates and (config.init_from is None or chosen.continues):
@@ -214,12 +215,6 @@ def _with_batch_size(config: ConfigDict) -> ConfigDict:
     from mixedres.train.builder import devices_of
 
     return unflatten(flatten(config) | {"batch_size": config.batch_size_per_device * len(devices_of(config))})
-
-
-def _open_data(config: ConfigDict) -> data.Source:
-    """Returns the data set of a config; raises ConfigError if there is none, or if it cannot be used."""
-    with config_errors("config.data"):
-        return data.load(**config.data, batch_size=config.batch_size)
 
 
 def _check_size(config: ConfigDict, source: data.Source) -> None:

@@ -57,21 +57,6 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_division(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that divide a folder of images: those of `mixedres.data.datasets.folder.scan`."""
-    parser.add_argument("--train_split", metavar="FOLDER", help="the folder of the training part (default train)")
-    parser.add_argument(
-        "--eval_split", metavar="FOLDER", help="the folder of the test part (default val, validation or test)"
-    )
-    parser.add_argument(
-        "--eval_fraction",
-        type=float,
-        default=0.2,
-        help="fraction of every class to hold out without such a folder (default 0.2)",
-    )
-    parser.add_argument("--split_seed", type=int, default=0, help="random seed of the images held out (default 0)")
-
-
 def _existing_source(given: str) -> str:
     with config_errors("--from"):
         files.check_weights_exist(path(given))

@@ -27,7 +27,17 @@ def check_photographs(arguments: Sequence[str]) -> None:
     parser = command_line.Parser("python -m mixedres.data.check", _DESCRIPTION)
     parser.add_argument("directory", metavar="DIR", help="the folder: train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
-    command_line.add_division(parser)
+    parser.add_argument("--train_split", metavar="FOLDER", help="the folder of the training part (default train)")
+    parser.add_argument(
+        "--eval_split", metavar="FOLDER", help="the folder of the test part (default val, validation or test)"
+    )
+    parser.add_argument(
+        "--eval_fraction",
+        type=float,
+        default=0.2,
+        help="fraction of every class to hold out without such a folder (default 0.2)",
+    )
+    parser.add_argument("--split_seed", type=int, default=0, help="random seed of the images held out (default 0)")
     options = parser.parse_args(arguments)
     signals.raise_interrupts()
     # Imported here so that --help and a mistake in the command need not wait for the image libraries.
