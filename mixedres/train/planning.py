@@ -129,8 +129,11 @@ def plan(
     if config.wandb and importlib.util.find_spec("wandb") is None:
         raise ConfigError(f"config.wandb needs the package wandb; {how_to_install('wandb')}, or leave out config.wandb")
     recorded = None if directory is None or clean or config.model.name != "auto" else RecordedRun(directory).config()
-    needs_weights = config.init_from is not None and not _continues(directory, clean)
-    weights = _existing_weights(config.init_from) if needs_weights else None
+    weights = None
+    if config.init_from is not None and not _continues(directory, clean):
+        with config_errors("config.init_from"):
+            weights = expanded(config.init_from)
+            check_weights_exist(weights)
     config = _with_batch_size(_with_source(_with_network(config, recorded, weights), source))
     with config_errors("config.data"):
         source = source or data.load(**config.data, batch_size=config.batch_size)
@@ -154,14 +157,6 @@ def plan(
 
 def _continues(directory: pathlib.Path | None, clean: bool) -> bool:
     return directory is not None and not clean and bool(RecordedRun(directory).steps())
-
-
-def _existing_weights(given: str) -> pathlib.Path:
-    """Returns the path that ``config.init_from`` names; raises ConfigError if there is nothing."""
-    with config_errors("config.init_from"):
-        path = expanded(given)
-        check_weights_exist(path)
-    return path
 
 
 def _with_network(config: ConfigDict, recorded: Record | None, weights: pathlib.Path | None) -> ConfigDict:

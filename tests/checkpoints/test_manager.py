@@ -16,7 +16,7 @@ from mixedres._internal.jax_compat import global_state
 from mixedres._internal.tree import fingerprint
 from mixedres.checkpoints import manager
 from mixedres.checkpoints.manager import Checkpoints, OtherModelError
-from mixedres.train.metrics.log import Average
+from mixedres.train.metrics.log import Meter, Stopwatch
 
 
 def state(value):
@@ -79,7 +79,7 @@ def test_slow_disk_delays_nothing_and_saves_the_newest_state_next(saved, slow):
 def test_waiting_copy_keeps_the_state_and_record_of_its_step(saved, slow):
     step = jax.jit(lambda x: jax.tree.map(lambda leaf: leaf + 1, x), donate_argnums=0)
     saved.save(1, state(1), {})
-    means = Average()
+    means = Meter(Stopwatch(), 0.0)
     means.add({"loss": 2.0, "top1": 1.0, "grads_finite": 1.0})
     current, record = state(2), {"line": msgspec.to_builtins(means.sums)}
     saved.save(2, current, record)

@@ -48,28 +48,6 @@ class InFlight:
         return [(step, jax.device_get(values), batch) for step, values, batch in done]
 
 
-class Average:
-    """Running means of loss and top-1 over the applied steps, or over all steps if none was applied.
-
-    The loss of a skipped step may be infinite.
-    """
-
-    def __init__(self, sums: Sums | None = None):
-        """Starts at 0, or at the `sums` of an earlier average."""
-        self.sums = sums or no_sums()
-
-    def add(self, values: Mapping[str, float]) -> None:
-        """Adds the metrics of a step."""
-        for name in ("all", "applied") if values["grads_finite"] else ("all",):
-            count, loss, top1 = getattr(self.sums, name)
-            setattr(self.sums, name, (count + 1, loss + values["loss"], top1 + values["top1"]))
-
-    def mean(self) -> dict[str, float]:
-        """Returns the mean loss and top-1."""
-        count, loss, top1 = self.sums.applied if self.sums.applied[0] else self.sums.all
-        return {"loss": loss / max(count, 1), "top1": top1 / max(count, 1)}
-
-
 class Stopwatch:
     """The sum of the seconds between each `start` and `stop`."""
 
@@ -94,7 +72,15 @@ class Stopwatch:
 
 
 class Meter:
-    """Means and rates of the steps since the meter began."""
+    """Means and rates of the steps since the meter began.
+
+    Loss and top-1 are means over the applied steps, or over all steps if none was applied, because the loss of a
+    skipped step may be infinite.
+
+    Attributes:
+      sums: sums of loss and top-1.
+      steps: number of steps of this start.
+    """
 
     def __init__(self, clock: Stopwatch, waited: float, sums: Sums | None = None):
         """Begins now.
@@ -104,13 +90,20 @@ class Meter:
           waited: seconds of `clock` in which the devices waited for a batch.
           sums: sums of an earlier start, which the means continue; the rates do not.
         """
-        self.average, self.steps = Average(sums), 0
+        self.sums, self.steps = sums or no_sums(), 0
         self._clock, self._began, self._waited = clock, clock.read(), waited
 
     def add(self, values: Mapping[str, float]) -> None:
         """Adds the metrics of a step."""
-        self.average.add(values)
         self.steps += 1
+        for name in ("all", "applied") if values["grads_finite"] else ("all",):
+            count, loss, top1 = getattr(self.sums, name)
+            setattr(self.sums, name, (count + 1, loss + values["loss"], top1 + values["top1"]))
+
+    def mean(self) -> dict[str, float]:
+        """Returns the mean loss and top-1."""
+        count, loss, top1 = self.sums.applied if self.sums.applied[0] else self.sums.all
+        return {"loss": loss / max(count, 1), "top1": top1 / max(count, 1)}
 
     def rates(self, batch_size: int, waited: float) -> tuple[float, float]:
         """Returns the images per second of training, and the fraction of that time in which the devices waited."""
@@ -207,7 +200,7 @@ class RunLog:
 
     def state(self) -> LogState:
         """Returns the sums from which a continued run writes the same lines as an uninterrupted run."""
-        return LogState(self._line.average.sums, self._epoch.average.sums, self.epoch_loss)
+        return LogState(self._line.sums, self._epoch.sums, self.epoch_loss)
 
     def train(self, step: int, values: Metrics) -> None:
         """Logs the metrics of a finished step."""
@@ -229,7 +222,7 @@ class RunLog:
 
     def _write_line(self, step: int, learning_rate: float) -> None:
         examples_per_second, data_wait = self._line.rates(self._batch_size, self.waited)
-        values = self._line.average.mean() | {
+        values = self._line.mean() | {
             "learning_rate": learning_rate,
             "loss_scale": self.last["loss_scale"],
             "skipped_steps": self.total_skipped,
@@ -253,7 +246,7 @@ class RunLog:
     def eval(self, step: int, epoch: float, result: Mapping[str, float]) -> None:
         """Logs the result of an evaluation after `step` steps."""
         self._writers.write(step, "eval", {"epoch": epoch} | dict(result))
-        self.epoch_loss = self._epoch.average.mean()["loss"]
+        self.epoch_loss = self._epoch.mean()["loss"]
         self._note()
         top5 = f"  top-5 {result['top5']:.2%}" if self._shows_top5 else ""
         self.print(
