@@ -234,13 +234,9 @@ def errors_page(directory: pathlib.Path) -> train.OnResults:
 
 def _with(chosen: ConfigDict, overrides: Mapping[str, Any] | None) -> ConfigDict:
     """Returns a copy of a config with some keys set; 'model' means 'model.name', as after the colon of --config."""
-    given = {config.key_path(name): _plain(value) for name, value in (overrides or {}).items()}
+    given = {config.key_path(name): value for name, value in (overrides or {}).items()}
+    given |= {name: str(value) for name, value in given.items() if isinstance(value, pathlib.PurePath)}
     return config.unflatten(config.flatten(chosen) | given)
-
-
-def _plain(value: Any) -> Any:
-    """Returns the text of a path, and other values unchanged."""
-    return str(value) if isinstance(value, pathlib.PurePath) else value
 
 
 def _images(given: Image | Iterable[Image]) -> Iterable[str | np.ndarray]:

@@ -79,7 +79,8 @@ class RecordedRun:
 
     def steps(self) -> list[int]:
         """Returns the steps of the checkpoints in the directory, whole or damaged, in order."""
-        return sorted(int(path.name) for path in (self.path / CHECKPOINTS).glob("[0-9]*") if _is_step(path.name))
+        names = (path.name for path in (self.path / CHECKPOINTS).glob("[0-9]*"))
+        return sorted(int(name) for name in names if re.fullmatch("[0-9]{1,18}", name))
 
     def step_named(self, name: str) -> int:
         """Returns the step of a checkpoint of the run: `name` is 'best' or a number.
@@ -258,10 +259,6 @@ def portable(config: Record) -> Record:
     """Returns a recorded flat config without the keys that act on the machine that reads it."""
     kept = {key.path for key in KEYS if key.is_portable}
     return {path: value for path, value in config.items() if path in kept}
-
-
-def _is_step(name: str) -> bool:
-    return name.isascii() and name.isdecimal() and len(name) < 19
 
 
 def _is_config(value: Json) -> bool:

@@ -19,8 +19,6 @@ from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from mixedres._internal.types import Array
-
 # Bins of a histogram: 0 for magnitudes below 2**-126 (zeros, and what XLA may flush to zero), 1 to 254 for exponents
 # from -126 to 127, then infinities and NaNs.
 BINS, _INF, _NAN, _BIAS = 257, 255, 256, 127
@@ -87,11 +85,6 @@ class Exponents:
     """
 
     counts: np.ndarray
-
-    @classmethod
-    def from_array(cls, x: Array) -> Exponents:
-        """Counts the elements of an array."""
-        return cls(np.asarray(jax.jit(exponents)(jnp.asarray(x))))
 
     def __add__(self, other: Exponents) -> Exponents:
         """Returns the sum of the counts of `self` and `other`, bin by bin."""

@@ -95,7 +95,8 @@ def fit(
         first_step, started = int(begun.state.step), time.perf_counter()
         compiled = _compile(experiment, begun.state)
         seconds = time.perf_counter() - started
-        console.say(f"compiled in {seconds:.1f} s{programs.describe_cache()}; training from step {first_step}")
+        cached = f", {programs.from_cache} of {len(programs.names)} programs from the cache" * bool(programs.from_cache)
+        console.say(f"compiled in {seconds:.1f} s{cached}; training from step {first_step}")
         log = _open_log(experiment, directory, group, tracker, begun.state, host)
         parts = Parts(
             experiment=experiment,

@@ -151,10 +151,6 @@ class CompilationCounter:
         names, self.names = self.names, []
         return names
 
-    def describe_cache(self) -> str:
-        """Returns ', 2 of 3 programs from the cache'; '' if no program came from the cache."""
-        return f", {self.from_cache} of {len(self.names)} programs from the cache" if self.from_cache else ""
-
     def _listen(self, event: str, duration_secs: float, **details: str | int) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             self.names.append(str(details.get("fun_name", "a program")))

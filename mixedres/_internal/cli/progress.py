@@ -71,12 +71,6 @@ class StepProgress:
 LINE_EVERY = 30.0  # seconds
 
 
-def say(line: str) -> None:
-    """Prints one line on stderr, past a bar that may be on the screen."""
-    with tqdm.tqdm.external_write_mode(sys.stderr):
-        console.complain(f"mixedres: {line}")
-
-
 class ImageProgress:
     """Counts images, as a context manager.
 
@@ -108,7 +102,7 @@ class ImageProgress:
             self._bar.update(count)
         elif time.monotonic() - self._said >= LINE_EVERY:
             self._said = time.monotonic()
-            say(self._line())
+            console.complain(f"mixedres: {self._line()}")
 
     def _line(self) -> str:
         rate = (self._done - self._first) / max(time.monotonic() - self._start, 1e-9)
