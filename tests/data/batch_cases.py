@@ -17,7 +17,7 @@ def take(source, batch_size, count, **options):
         found = list(itertools.islice(batches, count))
     for batch in found:
         assert {key: value.dtype for key, value in batch.items()} == {"image": source.image_dtype, "label": np.int32}
-        assert batch["image"].shape == (batch_size // options.get("shard", Shard.all()).count, *source.image_shape)
+        assert batch["image"].shape == (batch_size // options.get("shard", Shard()).count, *source.image_shape)
         assert batch["image"].flags["C_CONTIGUOUS"]
     return found
 
