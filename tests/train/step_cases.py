@@ -1,5 +1,6 @@
 """What the tests of the step share: a small network, its batches, and comparisons by bits."""
 
+import dataclasses
 from functools import cache, partial
 
 import jax
@@ -34,6 +35,8 @@ def network(preset: str, sync: bool = False, fused: bool = False, stages: tuple[
         precision=chosen.matmul_precision,
         fused=fused,
     ).clone(stage_sizes=stages)
+    if (preset, sync, fused) != ("fp32", False, False):  # none of which changes the variables
+        return model, network("fp32", stages=stages)[1]
     init = jax.jit(partial(model.init, train=False))
     variables = init(jax.random.key(0), jnp.zeros((1, SIZE, SIZE, 1)))
     return model, jax.tree.map(np.asarray, variables)
@@ -82,6 +85,22 @@ def poisoned(seed: int, size: int = 16):
     bad = batch(seed, size)
     bad["image"][3, 2, 2, 0] = np.inf
     return bad
+
+
+def with_scale(state, **values):
+    """The state with numbers of its loss scale changed."""
+    scale = state.loss_scale
+    scale = scale._replace(**{name: np.asarray(x, getattr(scale, name).dtype) for name, x in values.items()})
+    return dataclasses.replace(state, opt_state=state.opt_state._replace(loss_scale=host(scale)))
+
+
+def at_minimum(state, scale=1.0):
+    """The state with a loss scale that is at its minimum."""
+    return with_scale(state, loss_scale=scale, min_loss_scale=scale)
+
+
+def but_for_the_latch(state):
+    return dataclasses.replace(state, halted=None)
 
 
 def bits(tree):

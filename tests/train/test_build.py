@@ -141,6 +141,7 @@ def test_lists_and_level_of_the_config_reach_the_rewrite():
     assert [chosen.lists.category(name) for name in ("tanh", "logistic", "select_n")] == ["deny", "deny", "unlisted"]
 
 
+@pytest.mark.usefixtures("small_network")
 @pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
 def test_keep_float32_reaches_the_step(preset):
     """And no other: of 3 products of the head, forward and backward, every one, of the others none."""

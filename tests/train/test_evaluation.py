@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import main, precision
+from mixedres import data, main, precision
 from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import workdir
 from mixedres.checkpoints.manager import Checkpoints
@@ -99,11 +99,11 @@ def test_weights_are_not_taken_for_the_run_in_the_workdir(trained):
         run_cases.evaluate(config, trained)
 
 
-def test_head_with_another_number_of_classes_is_refused(tmp_path):
-    run_cases.fit(run_cases.tiny(steps=1, eval_every=0), tmp_path / "run")
-    other = run_cases.tiny(init_from=tmp_path / "run", data__num_classes=7)
+def test_head_with_another_number_of_classes_is_refused(trained, tmp_path):
+    source = data.Synthetic(image_shape=(8, 8, 1), num_classes=7, train_examples=64, eval_examples=16)
+    other = run_cases.tiny(init_from=trained, data__num_classes=None, data__train_examples=None)
     with pytest.raises(ConfigError, match="has a head for other classes, so there is nothing to evaluate"):
-        run_cases.evaluate(other, tmp_path / "none")
+        run_cases.evaluate(other, tmp_path / "none", source=source)
 
 
 def test_presets_on_the_command_line():

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,7 +14,7 @@ from mixedres.train.debug import diagnosis, nonfinite
 from tests import ROOT
 from tests.train import run_cases
 from tests.train.run_cases import build
-from tests.train.step_cases import bits, host
+from tests.train.step_cases import at_minimum, bits, but_for_the_latch, host, with_scale
 
 pytestmark = pytest.mark.usefixtures("one_block")
 DEVICES = 8
@@ -49,17 +48,6 @@ def changed(state, *path, factor=1.0, value=None):
     return dataclasses.replace(state, params=params)
 
 
-def with_scale(state, **values):
-    """The state with numbers of its loss scale changed."""
-    scale = state.loss_scale._replace(**{name: jnp.asarray(x) for name, x in values.items()})
-    return dataclasses.replace(state, opt_state=state.opt_state._replace(loss_scale=host(scale)))
-
-
-def at_minimum(state, scale=1.0):
-    """The state with a loss scale that is at its minimum."""
-    return with_scale(state, loss_scale=np.float32(scale), min_loss_scale=np.float32(scale))
-
-
 def halt(state, data, fused="false"):
     """Takes a step and two that were dispatched ahead, asserts that none changed a bit; (the state, what was found)."""
     experiment, train_step, _ = run(model__fused=fused)
@@ -68,7 +56,7 @@ def halt(state, data, fused="false"):
     for later in (data, batch(experiment, 1), batch(experiment, 2)):
         state, metrics = train_step(state, jax.device_put(later, experiment.batch_sharding))
         assert metrics["halted"] == 1
-        assert bits(dataclasses.replace(state, halted=None)) == bits(dataclasses.replace(before, halted=None))
+        assert bits(but_for_the_latch(state)) == bits(but_for_the_latch(before))
     return state, nonfinite.examine_step(experiment, state, data)
 
 
@@ -89,7 +77,7 @@ def test_gradient_overflow_names_the_layer(fused):
 
 def test_too_large_loss_scale_overflows_at_the_cast():
     experiment, _, first = run()
-    state = with_scale(first, loss_scale=np.float32(2.0**40), consecutive_skipped=np.int32(24))
+    state = with_scale(first, loss_scale=2.0**40, consecutive_skipped=24)
     state, finding = halt(state, batch(experiment))
     origin = finding.origin
     assert (origin.array.path, origin.array.direction) == ("ResNet", "backward")
@@ -127,7 +115,7 @@ def test_failed_last_step_of_an_epoch_is_saved(tmp_path, capsys):
     for name, array in data.items():
         assert saved.batch[name].dtype == array.dtype and saved.batch[name].tobytes() == array.tobytes()
     restored = nonfinite.restore_state(experiment, saved)
-    assert bits(dataclasses.replace(restored, halted=None)) == bits(dataclasses.replace(state, halted=None))
+    assert bits(but_for_the_latch(restored)) == bits(but_for_the_latch(state))
     assert not restored.halted
     newer = batch(experiment, 2)
     nonfinite.save_step(tmp_path / nonfinite.DIRECTORY, experiment, state, newer)  # takes its place
