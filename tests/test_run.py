@@ -84,10 +84,13 @@ def leaves(tree):
 
 
 def test_finished_run_is_only_read(stripes, capsys):
-    _, directory = stripes
-    config = tiny("fp16", steps=12, optimizer__learning_rate=0.2, optimizer__lr_reference_batch=0)
-    again = mixedres.fit(config, workdir=directory, source=Stripes(class_names=("across", "along"), **STRIPES))
+    run, directory = stripes
+    again = mixedres.fit(run.config, workdir=directory, source=run.source)
     assert "this run is finished" in capsys.readouterr().out and again.summary["train"]["first_step"] == 0
+    # Before a trainer is built, which takes seconds, and so is another config.
+    assert train.plan(run.config, directory, source=run.source).finished == run.summary
+    with pytest.raises(ConfigError, match="seed: "):
+        train.plan(tiny("fp16", seed=7), directory, source=run.source)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +167,8 @@ def test_network_of_the_weights_is_taken(stripes, tmp_path):
 def test_patience_ends_a_run_that_gets_no_better(tmp_path, capsys):
     """A rate of 1e-9 changes nothing, so the first evaluation stays the best."""
     slow = {"optimizer__learning_rate": 1e-9, "steps": 10}
-    first = run_cases.fit(tiny(patience="4 steps", **slow), tmp_path / "run")["train"]
-    assert (first["steps"], first["stopped_by"]) == (6, "patience")
+    summary = run_cases.fit(tiny(patience="4 steps", **slow), tmp_path / "run")
+    assert (summary["train"]["steps"], summary["train"]["stopped_by"], summary["best"]["step"]) == (6, "patience", 2)
     assert "stopped by patience=4 steps after 1.5 of 2.5 epochs: test top-1" in capsys.readouterr().out
     # The same patience finds the run finished; without patience it goes on to its end.
     recorded = checkpoints.RecordedRun(tmp_path / "run")

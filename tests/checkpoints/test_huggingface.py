@@ -57,9 +57,8 @@ def test_written_config_is_read_back(tmp_path):
         found = InputSpec.from_json(huggingface.read_processor_config(path))
         assert (found.shape, found.crop_pct) == (spec.shape, spec.crop_pct)
         np.testing.assert_allclose([*found.mean, *found.std], [*spec.mean, *spec.std], rtol=1e-12)
-    assert (
-        huggingface.processor_config(InputSpec((32, 32, 3)).to_json()) is None
-    )  # every image by itself: transformers cannot
+    # Every image by itself: transformers cannot.
+    assert huggingface.processor_config(InputSpec((32, 32, 3)).to_json()) is None
     assert huggingface.processor_config(None) is None
 
 

@@ -244,9 +244,7 @@ def test_pickle_that_asks_for_memory_or_code_is_refused(name, tmp_path):
     path.write_bytes(with_pickle(forged((4, 4, 3, 3), (36, 9, 3, 1))))
     assert checkpoints.read_weights(path).tensors["layer1.0.conv1.weight"].shape == (4, 4, 3, 3)
     path.write_bytes(with_pickle(PICKLES[name]))
-    with pytest.raises(WeightsError) as caught:
-        checkpoints.read_weights(path)
-    assert "\n" not in str(caught.value)
+    made.message(checkpoints.read_weights, path)
 
 
 def test_compressed_pth_is_refused(tmp_path):

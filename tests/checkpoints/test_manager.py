@@ -175,9 +175,8 @@ def test_any_damage_to_any_file_is_found(saved, damage):
 def test_checkpoint_of_another_model_lists_differing_arrays(saved, like, words):
     saved.save(1, state(1), {})
     saved.finish()
-    with pytest.raises(OtherModelError, match=words) as caught:
+    with pytest.raises(OtherModelError, match=rf"^[^\n]*{words}[^\n]*$"):
         saved.restore_newest(like)
-    assert "\n" not in str(caught.value)
 
 
 def test_partial_save_of_a_killed_process_is_removed(saved):

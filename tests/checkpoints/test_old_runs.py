@@ -1,6 +1,7 @@
 """Runs of earlier versions: every command reads them, with the results that the earlier version had."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -10,11 +11,12 @@ import safetensors.numpy
 from mixedres import __main__ as console_script
 from mixedres import checkpoints
 from mixedres._internal import formats
-from mixedres._internal.errors import ConfigError, MixedresError
+from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import as_json
 from mixedres.checkpoints import documents
 from mixedres.config import KEYS, keys
 from tests.checkpoints import old_runs
+from tests.data import made
 
 every_version = pytest.mark.parametrize("version", old_runs.VERSIONS)
 FIRST = old_runs.RUNS / "0.2.0" / "run"
@@ -93,9 +95,7 @@ def test_crafted_checkpoint_is_refused_in_one_line(change, words, tmp_path):
     saved = checkpoints.Checkpoints(tmp_path / "run" / "checkpoints")
     saved.save(4, *change(tree, _record(FIRST)))
     saved.close()
-    with pytest.raises(MixedresError, match=words) as raised:
-        checkpoints.read_weights(tmp_path / "run")
-    assert "\n" not in str(raised.value)
+    assert re.search(words, made.message(checkpoints.read_weights, tmp_path / "run"))
 
 
 def test_recorded_config_without_a_key_has_its_default():

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mixedres._internal.errors import MixedresError
+
 CLASSES = ("cat", "dög", "owl")
 
 
 def message(function, *args, **options):
-    """That of the ValueError of a call; one line."""
-    with pytest.raises(ValueError) as error:
+    """That of the error of a call, which is one for users; one line."""
+    with pytest.raises((ValueError, MixedresError)) as error:
         function(*args, **options)
     text = str(error.value)
     assert text and "\n" not in text and "object at 0x" not in text, text

@@ -1,27 +1,18 @@
 """The command that writes weights in another layout: what it warns of, and mistakes."""
 
 import jax
-import jax.numpy as jnp
-import jmp
-import numpy as np
 import pytest
 
-from mixedres import checkpoints, models
+from mixedres import checkpoints
 from mixedres.export import __main__ as export_command
+from tests.train import run_cases
 
 
-@pytest.fixture
-def names_of_resnet50(tmp_path):
-    """A function that writes a file with the names of a ResNet-50's tensors, and one value in each."""
-    model = models.create("resnet50", num_classes=10, policy=jmp.get_policy("float32"))
-    shapes = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32))
-    tensors = checkpoints.to_tensors(jax.tree.map(lambda x: np.zeros((1,) * x.ndim, np.float32), shapes), "torchvision")
-
-    def write(**about):
-        checkpoints.write_weights(tmp_path / "from.safetensors", tensors, about)
-        return f"--from={tmp_path / 'from.safetensors'}"
-
-    return write
+@pytest.fixture(scope="module")
+def tensors_of_resnet50():
+    """A ResNet-50's tensors by the names of torchvision, with one value in each."""
+    variables = jax.tree.map(lambda x: x[(slice(1),) * x.ndim], run_cases.random_variables("resnet50"))
+    return checkpoints.to_tensors(variables, "torchvision")
 
 
 @pytest.mark.parametrize(
@@ -35,10 +26,10 @@ def names_of_resnet50(tmp_path):
     ],
     ids=["plain", "version", "usual_epsilon", "epsilon", "options"],
 )
-def test_differences_from_torchvision_are_warned_of(about, words, names_of_resnet50, tmp_path, capsys):
-    assert export_command.main(["export", names_of_resnet50(**about), f"--to={tmp_path / 'to.safetensors'}"]) == 0
+def test_differences_from_torchvision_are_warned_of(about, words, tensors_of_resnet50, tmp_path, capsys):
+    checkpoints.write_weights(tmp_path / "from.safetensors", tensors_of_resnet50, about)
+    command = ["export", f"--from={tmp_path / 'from.safetensors'}", f"--to={tmp_path / 'to.safetensors'}"]
+    assert export_command.main(command) == 0
     shown = capsys.readouterr().out
     assert words in shown if words else "warning" not in shown
-    assert checkpoints.read_weights(tmp_path / "to.safetensors").metadata == {
-        k: v for k, v in about.items() if v != "1.5"
-    }
+    assert checkpoints.read_weights(tmp_path / "to.safetensors").metadata == about

@@ -9,13 +9,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-import jax
-import jax.numpy as jnp
-import jmp
-import numpy as np
-
-from mixedres import checkpoints, models
+from mixedres import checkpoints
 from tests import ROOT
+from tests.train import run_cases
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +51,7 @@ def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def tiny_weights(path: pathlib.Path, **about: object) -> pathlib.Path:
     """Writes random weights of a cifar_resnet8 of ten classes, with these facts in the metadata; returns the path."""
-    model = models.create("cifar_resnet8", num_classes=10, policy=jmp.get_policy("float32"))
-    variables = model.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
-    variables = jax.tree.map(np.asarray, {name: variables[name] for name in ("params", "batch_stats")})
-    checkpoints.write_weights(path, checkpoints.to_tensors(variables, "mixedres"), about)
+    checkpoints.write_weights(path, checkpoints.to_tensors(run_cases.random_variables(), "mixedres"), about)
     return path
 
 

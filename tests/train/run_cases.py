@@ -3,6 +3,9 @@
 import json
 from functools import cache
 
+import jax
+import jmp
+import numpy as np
 from tensorboardX.proto import event_pb2
 
 from mixedres import models, train
@@ -49,6 +52,14 @@ def tiny(preset="fp32", **overrides):
     config.model.name = "cifar_resnet8"
     texts = {key.replace("__", "."): str(value) for key, value in overrides.items()}
     return base.finish(config, preset, texts)
+
+
+def random_variables(name="cifar_resnet8", classes=10, version=None):
+    """Variables of a network of colors in float32, with other numbers in every place; NumPy makes them."""
+    model = models.create(name, num_classes=classes, policy=jmp.get_policy("float32"), version=version)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 32, 32, 3), np.float32))
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: rng.random(x.shape, np.float32), shapes)
 
 
 def shrink(patch, blocks=0):

@@ -56,17 +56,6 @@ def test_official_imagenet_schedule_on_eight_devices():
         np.testing.assert_allclose(experiment.learning_rate(step), rate, rtol=1e-6)
 
 
-def test_cosine_recipe_builds_on_one_device():
-    experiment = synthetic("imagenet,recipe=cosine", num_devices=1)
-    steps, total = experiment.steps_per_epoch, experiment.total_steps
-    assert (experiment.batch_size, steps) == (256, 1281167 // 256)
-    np.testing.assert_allclose(experiment.learning_rate(8 * steps), 0.256, rtol=1e-6)
-    middle = (8 * steps + total) / 2
-    np.testing.assert_allclose(experiment.learning_rate(middle), 0.128, rtol=1e-5)
-    np.testing.assert_allclose(experiment.learning_rate(total), 0.0, atol=1e-8)
-    assert experiment.config.label_smoothing == 0.1 and experiment.config.optimizer.weight_decay == 2**-15
-
-
 def test_official_cifar_recipe():
     experiment = synthetic("cifar10", num_devices=1)
     assert experiment.steps_per_epoch == 390 and experiment.total_steps == 182 * 390
@@ -86,18 +75,6 @@ def test_peaks_of_lars(batch, peak, warmup):
     assert experiment.warmup_steps == int(warmup * 1281167 / batch)
     np.testing.assert_allclose(experiment.learning_rate(experiment.warmup_steps), peak, rtol=1e-6)
     np.testing.assert_allclose(experiment.learning_rate(experiment.total_steps), 1e-4, rtol=1e-5)
-
-
-def test_float16_recipes_of_tensorflow_scale_by_128():
-    for experiment, expected in (
-        ("imagenet", 128.0),
-        ("imagenet,recipe=estimator", 128.0),
-        ("cifar10", 128.0),
-        ("imagenet,precision.loss_scale=dynamic", "dynamic"),
-        ("imagenet,recipe=cosine", "dynamic"),
-    ):
-        assert synthetic(experiment, num_devices=1).precision.loss_scale == expected
-    assert synthetic("imagenet", "bf16", num_devices=1).precision.loss_scale == "none"
 
 
 def test_steps_take_the_place_of_epochs():
@@ -122,13 +99,6 @@ def test_loss_scale_options_reach_the_optimizer():
     scale = build(config).tx.init({}).loss_scale
     found = (scale.loss_scale, scale.period, scale.factor, scale.min_loss_scale, scale.max_loss_scale)
     assert [float(x) for x in found] == [64, 7, 4, 2, 128]
-
-
-@pytest.mark.parametrize("devices", [1, 8])
-def test_batch_per_device_grows_with_the_devices(devices):
-    config = run_cases.tiny(batch_size_per_device=4, num_devices=devices)
-    config.batch_size = None
-    assert build(config).batch_size == 4 * devices
 
 
 def test_lists_and_level_of_the_config_reach_the_rewrite():

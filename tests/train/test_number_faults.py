@@ -1,5 +1,6 @@
 """Damaged numbers: a flipped bit in the state or in a batch, labels out of range, data without classes or tests."""
 
+import contextlib
 import shutil
 import types
 
@@ -28,10 +29,8 @@ pytestmark = pytest.mark.usefixtures("small_network")
 )
 def test_label_out_of_range_is_refused(labels, mask, told):
     batch = {"label": np.array(labels, np.int32)} | ({"mask": np.array(mask)} if mask else {})
-    if told is None:
-        data.check_labels(batch, 5, "own")
-        return
-    with pytest.raises(DataError, match=f"^data set own: {told}.*; correct the label"):
+    told = told and f"^data set own: {told}.*; correct the label"
+    with pytest.raises(DataError, match=told) if told else contextlib.nullcontext():
         data.check_labels(batch, 5, "own")
 
 
@@ -48,13 +47,18 @@ def test_data_set_without_test_images_is_refused_before_the_run(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("loss, told", [(1.0e6, None), (6.5e34, "is 6.5e\\+34"), (float("nan"), "is not finite")])
-def test_run_with_an_impossible_test_loss_fails(loss, told):
-    state = types.SimpleNamespace(step=9, loss_scale=types.SimpleNamespace(total_skipped=0))
-    if told is None:
-        run._check_outcome(state, {"loss": loss})
-        return
-    with pytest.raises(TrainingError, match=f"the test loss {told}: the network diverged, or a number in memory"):
+@pytest.mark.parametrize(
+    "skipped, loss, told",
+    [
+        (0, 1.0e6, None),
+        (0, 6.5e34, "the test loss is 6.5e\\+34: the network diverged, or a number in memory"),
+        (0, float("nan"), "the test loss is not finite: the network diverged"),
+        (9, 1.0, "all 9 steps were skipped"),
+    ],
+)
+def test_run_with_an_impossible_result_fails(skipped, loss, told):
+    state = types.SimpleNamespace(step=9, loss_scale=types.SimpleNamespace(total_skipped=skipped))
+    with pytest.raises(TrainingError, match=told) if told else contextlib.nullcontext():
         run._check_outcome(state, {"loss": loss})
 
 

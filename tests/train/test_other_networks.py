@@ -13,7 +13,6 @@ import pytest
 from mixedres import checkpoints, models, train
 from mixedres._internal.errors import ConfigError
 from mixedres.export import __main__ as export
-from mixedres.export import __main__ as export_command
 from mixedres.predict import __main__ as predict
 from mixedres.train import steps
 from tests.train import run_cases, step_cases
@@ -74,9 +73,10 @@ def trained(place, tmp_path_factory):
     return directory, run_cases.fit(on_images(place), directory)
 
 
-def probabilities(directory, config):
+@pytest.fixture(scope="module")
+def evaluated(place, trained):
     """(images, softmax of the logits of the run's weights) over the evaluation data."""
-    experiment = run_cases.build(config)
+    directory, experiment = trained[0], run_cases.build(on_images(place))
     variables = checkpoints.variables(checkpoints.read_weights(directory))
     images = np.concatenate([batch["image"] for batch in experiment.source.eval_batches(16)])
     apply_fn = jax.jit(lambda images: experiment.model.apply(variables, experiment.normalize_fn(images)))
@@ -94,22 +94,19 @@ def test_continued_run_ends_with_the_same_bits(place, trained, tmp_path):
     }
 
 
-def test_prediction_has_the_probabilities_of_the_run(place, trained, capsys):
-    directory, _ = trained
-    _, expected = probabilities(directory, on_images(place))
-    command = ["predict", f"--from={directory}", str(place / "images" / "val"), "--json", "--topk=3"]
+def test_prediction_has_the_probabilities_of_the_run(place, trained, evaluated, capsys):
+    command = ["predict", f"--from={trained[0]}", str(place / "images" / "val"), "--json", "--topk=3"]
     assert predict.main(command) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 21
-    for line, row in zip(lines, expected, strict=False):
+    for line, row in zip(lines, evaluated[1], strict=False):
         for guess in line["top"]:
             np.testing.assert_allclose(guess["probability"], row[guess["index"]], rtol=2e-3)
 
 
-def test_export_has_the_probabilities_of_the_run(place, trained, tmp_path):
-    directory, _ = trained
-    images, expected = probabilities(directory, on_images(place))
-    assert export.main(["export", f"--from={directory}", f"--to={tmp_path / 'out'}"]) == 0
+def test_export_has_the_probabilities_of_the_run(trained, evaluated, tmp_path):
+    images, expected = evaluated
+    assert export.main(["export", f"--from={trained[0]}", f"--to={tmp_path / 'out'}"]) == 0
     program = jax.export.deserialize(bytearray((tmp_path / "out" / "model.jax").read_bytes()))
     found = program.call(images)
     np.testing.assert_allclose(found["probabilities"], expected, rtol=2e-3)
@@ -119,9 +116,9 @@ def test_export_has_the_probabilities_of_the_run(place, trained, tmp_path):
 def test_weights_travel_in_our_layout_alone(place, trained, tmp_path, capsys):
     directory, _ = trained
     file = tmp_path / "weights.safetensors"
-    assert export_command.main(["export", f"--from={directory}", f"--to={file}"]) == 2
+    assert export.main(["export", f"--from={directory}", f"--to={file}"]) == 2
     assert "torchvision has ResNets only, and this network is none; write --layout=mixedres" in capsys.readouterr().err
-    assert export_command.main(["export", f"--from={directory}", f"--to={file}", "--layout=mixedres"]) == 0
+    assert export.main(["export", f"--from={directory}", f"--to={file}", "--layout=mixedres"]) == 0
     bits = [step_cases.bits(checkpoints.variables(checkpoints.read_weights(path))) for path in (directory, file)]
     assert bits[0] == bits[1]
     experiment = run_cases.build(on_images(place))

@@ -2,18 +2,16 @@
 
 import datetime
 import json
-import pathlib
 import shutil
 import time
-from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
 
-from mixedres import models, train
+from mixedres import models
 from mixedres._internal.cli.compilation import CompilationCounter
-from mixedres._internal.errors import ConfigError, NonFiniteError, TrainingError
+from mixedres._internal.errors import ConfigError, NonFiniteError
 from mixedres._internal.formats import stamped
 from mixedres.checkpoints import RunDirectory, workdir
 from mixedres.checkpoints.manager import Checkpoints
@@ -43,27 +41,18 @@ def disk_keeps_up():
         yield
 
 
-class Finished(NamedTuple):
-    """A run: its directory, config and summary, and the names of the programs that it compiled."""
-
-    directory: pathlib.Path
-    config: Any
-    summary: dict
-    programs: list[str]
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, small_network, disk_keeps_up):
-    """An uninterrupted fp16 run."""
+    """An uninterrupted fp16 run: its directory, config and summary, and the names of the programs that it compiled."""
     directory = tmp_path_factory.mktemp("run") / "fp16"
     config = tiny("fp16", ema_decay=0.9)
     with CompilationCounter() as compiled:
         summary = run_cases.fit(config, directory)
-    return Finished(directory, config, summary, compiled.take())
+    return directory, config, summary, compiled.take()
 
 
 def test_summary_agrees_with_the_files(finished):
-    directory, _, summary, _ = finished
+    directory, config, summary, _ = finished
     assert json.loads((directory / workdir.SUMMARY).read_text()) == stamped(summary)
     assert summary["precision"] == "fp16" and summary["model"] == "cifar_resnet8"
     assert summary["train"]["steps"] == 6 and summary["train"]["epochs"] == 1.5
@@ -73,9 +62,9 @@ def test_summary_agrees_with_the_files(finished):
     assert summary["eval"]["examples"] == 16
     assert summary["loss_scale"] == {"final": 2.0**15, "skipped_steps": 0}
     assert summary["device"].items() >= {"platform": "cpu", "kind": "cpu", "count": 2}.items()
-    assert summary["device"]["processor"] and summary["data"] == "synthetic"
+    assert summary["device"]["processor"] and summary["data"] == "synthetic" and summary["resources"] == {}
     assert datetime.date.fromisoformat(summary["date"]) <= datetime.date.today()
-    state = start.new_state(build(finished.config))
+    state = start.new_state(build(config))
     stored = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     assert summary["memory"]["host_peak_bytes"] > summary["memory"]["step_argument_bytes"] > stored
     last = lines(directory, "eval")[-1]
@@ -84,27 +73,37 @@ def test_summary_agrees_with_the_files(finished):
 
 
 def test_metrics_have_a_line_for_every_step_and_evaluation(finished):
-    trained = lines(finished.directory, "train")
+    directory, config, *_ = finished
+    trained = lines(directory, "train")
     assert [line["step"] for line in trained] == [1, 2, 3, 4, 5, 6]
-    assert [line["step"] for line in lines(finished.directory, "eval")] == [2, 4, 6]
-    rates = build(finished.config).learning_rate
+    assert [line["step"] for line in lines(directory, "eval")] == [2, 4, 6]
+    rates = build(config).learning_rate
     np.testing.assert_allclose([line["learning_rate"] for line in trained], [rates(n) for n in range(6)], rtol=1e-6)
     assert trained[-1]["loss"] < trained[0]["loss"]
 
 
 def test_each_step_is_compiled_once_and_the_loop_compiles_nothing(finished):
-    names = finished.programs
+    *_, summary, names = finished
     assert [names.count(f"jit({name})") for name in ("train_step", "eval_step")] == [1, 1], names
-    assert finished.summary["train"]["compiled_in_loop"] == []
+    assert summary["train"]["compiled_in_loop"] == []
 
 
-def test_compilation_in_the_loop_is_reported(tmp_path, monkeypatch, capsys):
+def test_compilation_in_the_loop_is_reported_and_the_first_batch_not_timed(tmp_path, monkeypatch, capsys):
+    draw, clock, drawn = Synthetic._batch, time.perf_counter, []
+
+    def slow(self, *args):
+        drawn.append(1)
+        return draw(self, *args)
+
     def compile_one():
         with jax.transfer_guard("allow"):
             jax.jit(lambda x: x * 17.5)(np.float32(3))
 
+    monkeypatch.setattr(Synthetic, "_batch", slow)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + 1000 * len(drawn))  # seconds
     run_cases.after(monkeypatch, RunLog, "train", compile_one, step=3)
     summary = run_cases.fit(tiny("fp16", ema_decay=0.9), tmp_path / "run")
+    assert len(drawn) >= 2 and summary["train"]["seconds"] < 1000
     assert summary["train"]["compiled_in_loop"] == ["jit(<lambda>)"]
     assert capsys.readouterr().out.count("was compiled before step") == 1
 
@@ -173,39 +172,13 @@ def test_whole_network_learns_the_batch(preset, options, scale, tmp_path, monkey
     assert summary["loss_scale"]["final"] == scale and not summary["train"]["compiled_in_loop"]
 
 
-def test_filling_the_input_pipeline_is_no_part_of_the_rate(tmp_path, monkeypatch):
-    draw, clock, drawn = Synthetic._batch, time.perf_counter, []
-
-    def slow(self, *args):
-        drawn.append(1)
-        return draw(self, *args)
-
-    monkeypatch.setattr(Synthetic, "_batch", slow)
-    monkeypatch.setattr(time, "perf_counter", lambda: clock() + 1000 * len(drawn))  # seconds
-    summary = run_cases.fit(tiny(steps=2, eval_every=0), tmp_path / "run")
-    assert len(drawn) >= 2 and summary["train"]["seconds"] < 1000
-
-
-def test_first_of_equal_evaluations_is_the_best(tmp_path):
-    """Weights hardly move at this rate, and the statistics not at all."""
-    summary = run_cases.fit(tiny(optimizer__learning_rate=1e-30, batch_norm__frozen="true"), tmp_path / "run")
-    found = lines(tmp_path / "run", "eval")
-    assert [line["step"] for line in found] == [2, 4, 6] and len({line["top1"] for line in found}) == 1
-    assert summary["best"]["step"] == 2
-
-
-def test_run_without_a_finite_result_fails(tmp_path):
-    with pytest.raises(TrainingError, match="all 2 steps were skipped"):
-        run_cases.fit(tiny("fp16", eval_every=0, precision__loss_scale=2.0**60, steps=2), tmp_path / "run")
-    assert not (tmp_path / "run" / workdir.SUMMARY).exists()
-
-
 def test_evaluation_may_change_devices_but_not_the_model(finished):
+    directory, _, summary, _ = finished
     other = tiny("fp16", ema_decay=0.9, num_devices=1, batch_size=16, log_every=7)
     # Other devices add up the losses in another order.
-    assert run_cases.evaluate(other, finished.directory) == pytest.approx(finished.summary["eval"], rel=1e-6)
+    assert run_cases.evaluate(other, directory) == pytest.approx(summary["eval"], rel=1e-6)
     with pytest.raises(ConfigError, match=r"model\.name: 'cifar_resnet8' there, 'cifar_resnet14' now"):
-        run_cases.evaluate(tiny("fp16", ema_decay=0.9, model="cifar_resnet14"), finished.directory)
+        run_cases.evaluate(tiny("fp16", ema_decay=0.9, model="cifar_resnet14"), directory)
 
 
 def files(directory):
@@ -251,12 +224,3 @@ def test_first_state_depends_on_the_seed_alone():
     a, b, c = (start.new_state(build(tiny(preset, seed=seed))).params for preset, seed in cases)
     assert step_cases.bits(a) == step_cases.bits(b)
     assert step_cases.bits(a["stem_conv"]) != step_cases.bits(c["stem_conv"])
-
-
-def test_plan_finds_the_finished_run_and_another_config(finished):
-    """Both before a trainer is built, so that neither waits for JAX."""
-    assert train.plan(finished.config, finished.directory).finished == finished.summary
-    other = finished.config.copy_and_resolve_references()
-    other.seed = 7
-    with pytest.raises(ConfigError, match="seed: "):
-        train.plan(other, finished.directory)
