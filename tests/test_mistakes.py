@@ -83,36 +83,31 @@ DAMAGES = {
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """The directory of a finished run; networks are small in the whole module."""
-    run = tmp_path_factory.mktemp("finished") / "run"
+def whole(tmp_path_factory):
+    """The working directory of wrong commands, with a finished run; networks are small in the whole module."""
+    here = tmp_path_factory.mktemp("mistakes") / "here"
+    (here / "empty").mkdir(parents=True)
+    for name in ("notes.txt", "there.html", "there.safetensors"):
+        (here / name).write_text("mine\n")
+    made.write_noise(here / "images", 40, 40, "PNG", count=6)
     with pytest.MonkeyPatch.context() as patch:
         run_cases.shrink(patch)
-        assert main.main(["mixedres", *arguments_of(WORDS["RUN"]), f"--workdir={run}"]) == 0
-        yield run
+        assert main.main(["mixedres", *arguments_of(WORDS["RUN"]), f"--workdir={here / 'run'}"]) == 0
+        (here / "begun" / "checkpoints").mkdir(parents=True)
+        shutil.copy(here / "run" / "config.json", here / "begun")
+        patch.setattr(runs, "RESULTS", here / "results")
+        patch.setenv("PATH", str(here))  # no sbatch
+        # As in a process of its own, where JAX has no compilation cache.
+        cache = jax.config.jax_compilation_cache_dir
+        jax.config.update("jax_compilation_cache_dir", None)
+        yield here
+        jax.config.update("jax_compilation_cache_dir", cache)
 
 
 @pytest.fixture
-def directory(finished, tmp_path, monkeypatch):
-    """The working directory of a wrong command."""
-    here = tmp_path / "here"
-    (here / "empty").mkdir(parents=True)
-    (here / "notes.txt").write_text("mine\n")
-    for name in ("there.html", "there.safetensors"):
-        (here / name).write_text("mine\n")
-    shutil.copytree(finished, here / "run")
-    (here / "begun" / "checkpoints").mkdir(parents=True)
-    shutil.copy(finished / "config.json", here / "begun")
-    made.write_noise(here / "images", 40, 40, "PNG", count=6)
-    monkeypatch.chdir(here)
-    monkeypatch.setattr(runs, "RESULTS", here / "results")
-    monkeypatch.setenv("PATH", str(here))  # no sbatch
-    # As in a process of its own: no config file has been loaded, and JAX has no compilation cache.
-    monkeypatch.delitem(sys.modules, "config_config", raising=False)
-    cache = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", None)
-    yield here
-    jax.config.update("jax_compilation_cache_dir", cache)
+def directory(whole, tmp_path):
+    """A copy that may be changed."""
+    return shutil.copytree(whole, tmp_path / "here")
 
 
 def snapshot(directory):
@@ -121,8 +116,10 @@ def snapshot(directory):
     return {path: path.read_bytes() if path.is_file() else b"" for path in found}
 
 
-def check(name, arguments, words, directory, capsys):
+def check(name, arguments, words, directory, monkeypatch, capsys):
     """Runs a wrong command in the directory."""
+    monkeypatch.chdir(directory)
+    monkeypatch.delitem(sys.modules, "config_config", raising=False)  # no config file has been loaded
     before = snapshot(directory)
     program = [] if name in ("aot", "benchmark", "gpu", "sweep") else [f"mixedres {name}"]
     assert MODULES[name].main([*program, *arguments]) == 2
@@ -133,14 +130,15 @@ def check(name, arguments, words, directory, capsys):
 
 
 @pytest.mark.parametrize(("command", "words"), ROWS, ids=[command for command, _ in ROWS])
-def test_wrong_command_is_one_line_and_writes_nothing(command, words, directory, monkeypatch, capsys):
+def test_wrong_command_is_one_line_and_writes_nothing(command, words, whole, request, monkeypatch, capsys):
     damage, _, command = command.rpartition(": ")
+    directory = request.getfixturevalue("directory") if damage else whole
     if damage:
         DAMAGES[damage](directory)
     if damage == "no tensorflow":
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     name, _, arguments = command.partition(" ")
-    check(name, arguments_of(arguments), words.split(" | "), directory, capsys)
+    check(name, arguments_of(arguments), words.split(" | "), directory, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
@@ -162,10 +160,10 @@ def test_wrong_command_is_one_line_and_writes_nothing(command, words, directory,
         ("pass\ndel get_config", "mine.py get_config"),
     ],
 )
-def test_mistake_in_a_config_file_is_one_line(body, words, directory, capsys):
+def test_mistake_in_a_config_file_is_one_line(body, words, directory, monkeypatch, capsys):
     text = f"from mixedres import config as base\ndef get_config(argument='fp32'):\n  {body}"
     (directory / "mine.py").write_text(text)
-    check("main", ["--config=mine.py"], words.split(), directory, capsys)
+    check("main", ["--config=mine.py"], words.split(), directory, monkeypatch, capsys)
 
 
 def test_process_exits_with_2_and_without_a_traceback(tmp_path):

@@ -141,7 +141,8 @@ def test_other_count_of_test_images_is_an_error(stripes):
         stripes[0].evaluate(source=Stripes(**STRIPES | {"eval_examples": 12}))
 
 
-def test_command_and_function_train_the_same_bits(tmp_path, capsys):
+def test_command_and_function_train_the_same_bits(tmp_path, monkeypatch, capsys):
+    run_cases.shrink(monkeypatch)
     small = {"data.image_size": 8, "data.train_examples": 64, "data.num_classes": 4, "batch_size": 8, "steps": 2}
     run = mixedres.fit("cifar10:bf16", {"data": "synthetic", "model": "cifar_resnet8", **small}, workdir=tmp_path / "a")
     flags = [f"--config.{key}={value}" for key, value in small.items()]
@@ -164,8 +165,9 @@ def test_network_of_the_weights_is_taken(stripes, tmp_path):
         train.plan(gone, tmp_path)
 
 
-def test_patience_ends_a_run_that_gets_no_better(tmp_path, capsys):
+def test_patience_ends_a_run_that_gets_no_better(tmp_path, monkeypatch, capsys):
     """A rate of 1e-9 changes nothing, so the first evaluation stays the best."""
+    run_cases.shrink(monkeypatch)
     slow = {"optimizer__learning_rate": 1e-9, "steps": 10}
     summary = run_cases.fit(tiny(patience="4 steps", **slow), tmp_path / "run")
     assert (summary["train"]["steps"], summary["train"]["stopped_by"], summary["best"]["step"]) == (6, "patience", 2)

@@ -3,13 +3,12 @@
 import ast
 from functools import cache
 
-from tests.test_layers import FILES
+from tests.test_layers import TREES
 
 
 @cache
 def functions():
-    nodes = (node for path in FILES for node in ast.walk(ast.parse(path.read_text())))
-    return [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    return [node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 
 
 def test_docstrings_of_functions_begin_with_a_verb():

@@ -37,7 +37,7 @@ def said(capsys, *arguments):
     return status, captured.out.splitlines(), captured.err
 
 
-@pytest.mark.parametrize("preset", [None, "fp32", "bf16", "fp16_rewrite"])
+@pytest.mark.parametrize("preset", [None, "bf16", "fp16_rewrite"])
 def test_probabilities_equal_the_evaluation(preset, place, capsys):
     """21 images in batches of 8, the last of which is not full, on eight devices."""
     options = ["--json", "--batch_size=8", "--topk=9"] + ([f"--precision={preset}"] if preset else [])
