@@ -51,6 +51,11 @@ def damage_checkpoints(here):
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def checkpoints_in_a_file(here):
+    shutil.rmtree(here / "run" / "checkpoints")
+    (here / "run" / "checkpoints").touch()
+
+
 def other_model(here):
     """A config.json that fits the command, beside checkpoints of a smaller network."""
     (here / "run" / "summary.json").unlink()
@@ -78,7 +83,8 @@ DAMAGES = {
     "images": lambda here: [path.unlink() for path in (here / "images" / "cat").iterdir()],
     "exits": lambda here: (here / "mine.py").write_text("import sys\nsys.exit(0)\n"),
     "pipe": lambda here: os.mkfifo(here / "mine.py"),
-    "no tensorflow": lambda here: None,
+    "no package": lambda here: None,
+    "no directory": checkpoints_in_a_file,
 }
 
 
@@ -87,7 +93,7 @@ def whole(tmp_path_factory):
     """The working directory of wrong commands, with a finished run; networks are small in the whole module."""
     here = tmp_path_factory.mktemp("mistakes") / "here"
     (here / "empty").mkdir(parents=True)
-    for name in ("notes.txt", "there.html", "there.safetensors"):
+    for name in ("notes.txt", "there.html", "there.safetensors", "page.json"):
         (here / name).write_text("mine\n")
     made.write_noise(here / "images", 40, 40, "PNG", count=6)
     with pytest.MonkeyPatch.context() as patch:
@@ -135,7 +141,7 @@ def test_wrong_command_is_one_line_and_writes_nothing(command, words, whole, req
     directory = request.getfixturevalue("directory") if damage else whole
     if damage:
         DAMAGES[damage](directory)
-    if damage == "no tensorflow":
+    if damage == "no package":
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     name, _, arguments = command.partition(" ")
     check(name, arguments_of(arguments), words.split(" | "), directory, monkeypatch, capsys)

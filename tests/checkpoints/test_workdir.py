@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 
@@ -143,14 +142,6 @@ def test_start_killed_at_once_leaves_nothing_in_the_way(tmp_path):
     (tmp_path / (workdir.CONFIG + ".part")).write_text('{"see')
     claim(tmp_path)
     assert (tmp_path / workdir.CONFIG).exists()
-
-
-def test_checkpoints_path_that_is_a_file_is_refused(tmp_path):
-    claim(tmp_path)
-    shutil.rmtree(tmp_path / workdir.CHECKPOINTS)
-    (tmp_path / workdir.CHECKPOINTS).write_text("")
-    with pytest.raises(ConfigError, match="is no directory"):
-        claim(tmp_path)
 
 
 def test_directory_has_one_owner_until_its_process_ends(tmp_path):

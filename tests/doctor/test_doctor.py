@@ -118,17 +118,6 @@ def test_doctor_takes_overrides_of_the_config(preset, found, lines):
         parse_flags([*TINY, *shlex.split(line)])
 
 
-@pytest.mark.parametrize("name", ["page.html", "page.json"])
-def test_nothing_but_an_earlier_report_is_overwritten(name, tmp_path, capsys):
-    (tmp_path / name).write_text("{}")
-    status, _, errors = said(capsys, *TINY, f"--out={tmp_path / 'page.html'}")
-    assert status == 2 and f"{tmp_path / name} exists and is not an earlier report" in errors
-    assert (tmp_path / name).read_text() == "{}"
-    (tmp_path / name).unlink()
-    (tmp_path / "page.html").mkdir()
-    assert said(capsys, *TINY, f"--out={tmp_path / 'page.html'}")[0] == 2
-
-
 def test_non_finite_error_is_valid_json():
     found = Report((), comparisons=(Comparison("fp16", 24, float("inf"), "head/bias", 0.1),))
     json.dumps(found.to_json(), allow_nan=False)

@@ -15,9 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import psutil
-from PIL import Image
 
 SMALL = (
     "--config.data.image_size=8",
@@ -264,15 +262,6 @@ def outcome(workdir):
         # Which old ones are kept depends on how busy the disk is.
         "partial": [path.name for path in (workdir / "checkpoints").iterdir() if not path.name.isdecimal()],
     }
-
-
-def images(folder):
-    """Writes two classes of noise, for runs with processes that decode."""
-    rng = np.random.default_rng(0)
-    for name in ("cat", "dog"):
-        (folder / name).mkdir(parents=True)
-        for index, pixels in enumerate(rng.integers(0, 256, (40, 12, 12, 3), np.uint8)):
-            Image.fromarray(pixels).save(folder / name / f"{index}.png")
 
 
 def watch(options, workdir, steady):

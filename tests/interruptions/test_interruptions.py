@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mixedres.checkpoints import RecordedRun
+from tests.data import made
 from tests.interruptions import runs
 
 # With processes that decode an evaluation takes seconds, because it starts some of its own.
@@ -19,7 +20,7 @@ TWICE = ("--config.steps=100", f"--config.eval_every={runs.EVALUATED} steps", "-
 def options(tmp_path_factory):
     """Of a run on images."""
     folder = tmp_path_factory.mktemp("images") / "images"
-    runs.images(folder)
+    made.write_noise(folder, 12, 12, "PNG", count=40)
     return ("--config=folder:fp16,model=cifar_resnet8", f"--config.data.dir={folder}", "--config.batch_size=8")
 
 

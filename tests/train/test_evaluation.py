@@ -93,12 +93,6 @@ def test_weights_need_no_run(trained, tmp_path, capsys):
     assert both["fp16"]["top1"] == of_run["top1"]
 
 
-def test_weights_are_not_taken_for_the_run_in_the_workdir(trained):
-    config = digits("fp16", ema_decay=0.9, init_from=trained)
-    with pytest.raises(ConfigError, match=r"init_from: None there, '.*digits' now\); add --config.init_from=None"):
-        run_cases.evaluate(config, trained)
-
-
 def test_head_with_another_number_of_classes_is_refused(trained, tmp_path):
     source = data.Synthetic(image_shape=(8, 8, 1), num_classes=7, train_examples=64, eval_examples=16)
     other = run_cases.tiny(init_from=trained, data__num_classes=None, data__train_examples=None)

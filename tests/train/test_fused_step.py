@@ -11,7 +11,6 @@ import pytest
 from experiments.lib import runs
 from experiments.on_gpu import page
 from mixedres import precision, replay
-from mixedres._internal.errors import ConfigError
 from mixedres._internal.tree import fingerprint
 from mixedres.config import unflatten
 from mixedres.models import kernel_layout
@@ -134,14 +133,6 @@ def test_auto_fuses_if_faster_and_possible(faster_on, monkeypatch):
         assert not build(run_cases.tiny(preset, **options)).model.fused
     assert build(run_cases.tiny("fp16", model__fused="true")).model.fused
     assert not build(run_cases.tiny("fp16", model__fused="false")).model.fused
-
-
-@pytest.mark.parametrize(
-    "key, value", [("batch_norm__frozen", "true"), ("precision__norm_policy", "p=f32,c=f16,o=f16")]
-)
-def test_impossible_fusions_are_refused(key, value):
-    with pytest.raises(ConfigError, match=key.partition("__")[2]):
-        build(run_cases.tiny("fp16", model__fused="true", **{key: value}))
 
 
 def test_precisions_of_a_fused_run_are_fused_if_possible():

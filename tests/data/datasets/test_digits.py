@@ -42,16 +42,6 @@ def test_parts_are_disjoint_whole_and_ordered_as_in_scikit_learn():
         assert places != list(range(places[0], places[0] + len(places)))  # a block has one writer
 
 
-def test_classes_are_balanced_to_one_example():
-    _, labels = original()
-    source = loaded(8)
-    for label in range(10):
-        count = (labels == label).sum()
-        tests = (source.eval_labels == label).sum()
-        assert abs(tests - 0.2 * count) <= 1
-        assert (source.train_labels == label).sum() == count - tests
-
-
 @pytest.mark.parametrize("size", [8, 16, 24, 28, 32])
 def test_pixels_are_interpolated_linearly(size):
     small, source = loaded(8), loaded(size)

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from mixedres._internal.errors import ConfigError, TrainingError
+from mixedres._internal.errors import TrainingError
 from mixedres.checkpoints import workdir
-from mixedres.train import planning, run
+from mixedres.train import run
 from mixedres.train.metrics import wandb_writer
 from tests.train import run_cases
 
@@ -116,13 +116,6 @@ def test_end_comes_after_the_summary_and_tells_a_failure(fails, wandb, tmp_path,
     with pytest.raises(TrainingError) if fails else contextlib.nullcontext():
         run_cases.fit(run_cases.tiny(wandb="project"), tmp_path)
     assert ends == [(TrainingError, False) if fails else (None, True)]
-
-
-def test_refused_without_the_package(tmp_path, monkeypatch):
-    monkeypatch.setattr(planning.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install -e '.\[wandb\]'"):
-        run_cases.fit(run_cases.tiny(wandb="project"), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_run_without_a_login_is_refused(wandb, tmp_path, monkeypatch):
