@@ -54,10 +54,6 @@ def noise(height, width, channels=3):
     return np.random.default_rng(0).integers(0, 256, (height, width, channels), np.uint8)
 
 
-def plain(height, width, color):
-    return np.broadcast_to(np.uint8(color), (height, width, 3))
-
-
 def encoded(image, kind="JPEG", mode=None, **options):
     """The file of an array or of Pillow's image, converted to `mode`."""
     if isinstance(image, np.ndarray):
@@ -127,9 +123,9 @@ def masked_crc(data):
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def framed(record, length=None):
-    """Returns a record as TFRecord files hold it; `length`: eight bytes that claim another length, with their sum."""
-    length = length or struct.pack("<Q", len(record))
+def framed(record):
+    """Returns a record as TFRecord files hold it."""
+    length = struct.pack("<Q", len(record))
     return length + struct.pack("<I", masked_crc(length)) + record + struct.pack("<I", masked_crc(record))
 
 
@@ -138,23 +134,19 @@ def write_tfrecord(path, records):
     path.write_bytes(b"".join(map(framed, records)))
 
 
-def write_array_record(path, records, options="group_size:1"):
+def write_array_record(path, records):
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    writer = ArrayRecordWriter(str(path), options)
+    writer = ArrayRecordWriter(str(path), "group_size:1")
     for record in records:
         writer.write(record)
     writer.close()
 
 
-def examples(count, height=24, width=30, kind="JPEG", channels=3, classes=3):
+def examples(count):
     """What a prepared data set holds: dictionaries of file_name, image and label."""
     return [
-        {
-            "file_name": f"{index:04d}.{kind.lower()}",
-            "image": encoded(photo(height, width, index, channels), kind),
-            "label": index % classes,
-        }
+        {"file_name": f"{index:04d}.jpeg", "image": encoded(photo(24, 30, index)), "label": index % 3}
         for index in range(count)
     ]
 
@@ -241,7 +233,7 @@ def write_folder(root, count=50, part="train"):
     for index in range(count):
         label = index * len(CLASSES) // count
         height, width = sizes[index % len(sizes)]
-        pixels = plain(height, width, colored(index, count)).copy()
+        pixels = np.full((height, width, 3), colored(index, count), np.uint8)
         name = f"{CLASSES[label]}/{index:03d}.{'png' if index == 7 else 'jpg'}"
         if index == 7:
             data = encoded(pixels, "PNG")

@@ -148,15 +148,6 @@ def test_synthetic_source_repeats_one_batch():
     assert not same(take(source, 8, 1, seed=4), batches[:1])
 
 
-@pytest.mark.parametrize(("examples", "batch_size"), [(8, 8), (5, 8), (8, 3), (1, 1)])
-def test_synthetic_evaluation_masks_the_padding(examples, batch_size):
-    batches = list(synthetic(eval_examples=examples).eval_batches(batch_size))
-    masks = np.stack([batch.pop("mask") for batch in batches])
-    assert masks.dtype == np.bool_ and masks.shape == (math.ceil(examples / batch_size), batch_size)
-    assert masks.sum() == examples
-    assert all(same([batch], take(synthetic(), batch_size, 1, seed=0)) for batch in batches)
-
-
 SOURCES = {
     "in memory": lambda: coded(27, pad=1, flip=True),  # 13 to test with
     "synthetic": lambda: synthetic(eval_examples=13),

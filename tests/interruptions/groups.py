@@ -247,21 +247,6 @@ def more(place: Path) -> Iterator[dict]:
             yield one_fault(place, count, Fault(*fault), wanted)
 
 
-def elastic(place: Path) -> Iterator[dict]:
-    """Yields the row of a run that goes on with 8, 4, 2 and 1 processes, of one device each, with the same batch."""
-    common = ("--config.schedule.name=constant", "--config.batch_norm.sync=True", "--config.eval_every=5 steps")
-    assert together(place / "alone", 1, extra=common).statuses == [0]
-    for index, count in enumerate((8, 4, 2, 1)):
-        steps = (*common, f"--config.steps={5 * (index + 1)}")
-        assert not any(together(place / "elastic", count, extra=steps, timeout=120.0).statuses)
-    losses = [
-        {line["step"]: line["loss"] for line in result(place / name)[1] if line["kind"] == "train"}
-        for name in ("elastic", "alone")
-    ]
-    worst = max(abs(losses[0][step] / losses[1][step] - 1) for step in losses[1])
-    yield {"worst_loss": worst, "steps": len(losses[0])}
-
-
 if __name__ == "__main__":  # a part, as a process of its own, which ends what it has started
     with tempfile.TemporaryDirectory() as directory:
         for found in globals()[sys.argv[1]](Path(directory)):

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from tests import ROOT
-from tests.interruptions import groups
 
 pytestmark = pytest.mark.nightly
 
@@ -25,8 +24,3 @@ def test_one_fault_costs_nothing_but_time(part):
         assert not any(row.get("again", ())), row
         lost = {"kill": {4, 2, -9}, "flip": {1}}.get(row["action"], {0})
         assert set(row["statuses"]) <= lost, row
-
-
-def test_run_continues_with_fewer_processes():
-    (row,) = rows("elastic")
-    assert row["steps"] == groups.STEPS and row["worst_loss"] < 1e-5, row

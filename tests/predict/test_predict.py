@@ -136,16 +136,30 @@ def test_sheet_shows_photograph_input_and_truth(place, tmp_path, capsys):
         assert loss == pytest.approx(-np.log(shares[0]), rel=1e-4)
 
 
-def test_weights_without_metadata_note_the_assumptions(place, tmp_path, capsys):
-    path = tmp_path / "weights.safetensors"
+@pytest.fixture(scope="module")
+def weights(place, tmp_path_factory):
+    """A file of the run's weights."""
+    path = tmp_path_factory.mktemp("weights") / "weights.safetensors"
     assert export_command.main(["export", f"--from={place / 'run'}", f"--to={path}"]) == 0
+    return path
+
+
+def with_tensors(path, weights, **changed):
+    """Writes the weights with other numbers in the head; returns the option --from."""
+    file = checkpoints.read_weights(weights)
+    heads = {f"fc.{name}": np.full_like(file.tensors[f"fc.{name}"], value) for name, value in changed.items()}
+    checkpoints.write_weights(path, file.tensors | heads, file.metadata)
+    return f"--from={path}"
+
+
+def test_weights_without_metadata_note_the_assumptions(place, weights, tmp_path, capsys):
     picture = place / "images" / "val" / made.CLASSES[0]
     capsys.readouterr()
-    known = said(capsys, f"--from={path}", picture, "--json", "--precision=fp16")
+    known = said(capsys, f"--from={weights}", picture, "--json", "--precision=fp16")
     assert known == said(capsys, f"--from={place / 'run'}", picture, "--json")  # the file keeps names and input
 
     bare = tmp_path / "bare.safetensors"
-    checkpoints.write_weights(bare, checkpoints.read_weights(path).tensors)
+    checkpoints.write_weights(bare, checkpoints.read_weights(weights).tensors)
     (tmp_path / "names.txt").write_text("\n".join(f"class {name}" for name in made.CLASSES))
     status, lines, errors = said(capsys, f"--from={bare}", picture, "--json", f"--labels={tmp_path / 'names.txt'}")
     assert status == 0 and "taking --image_size=32" in errors and errors.startswith("note: ")
@@ -156,29 +170,16 @@ def test_weights_without_metadata_note_the_assumptions(place, tmp_path, capsys):
     assert errors == "" and shares[0] == shares[1]
 
 
-def test_non_finite_output_is_an_error(place, tmp_path, capsys):
-    path = tmp_path / "bad.safetensors"
-    assert export_command.main(["export", f"--from={place / 'run'}", f"--to={path}"]) == 0
-    file = checkpoints.read_weights(path)
-    checkpoints.write_weights(
-        path, file.tensors | {"fc.weight": np.full_like(file.tensors["fc.weight"], 3e38)}, file.metadata
-    )
-    capsys.readouterr()
-    out = tmp_path / "sheet.html"
-    status, lines, errors = said(capsys, f"--from={path}", place / "images" / "val", "--json", f"--out={out}")
+def test_non_finite_output_is_an_error(place, weights, tmp_path, capsys):
+    bad, out = with_tensors(tmp_path / "bad.safetensors", weights, weight=3e38), tmp_path / "sheet.html"
+    status, lines, errors = said(capsys, bad, place / "images" / "val", "--json", f"--out={out}")
     assert status == 2 and len(lines) == 21 and not out.exists()
     assert "output is not finite in fp32" in json.loads(lines[0])["error"] and "none of the 21 files" in errors
 
 
-def test_equal_probabilities_are_in_the_order_of_the_classes(place, tmp_path, capsys):
-    path = tmp_path / "equal.safetensors"
-    assert export_command.main(["export", f"--from={place / 'run'}", f"--to={path}"]) == 0
-    file = checkpoints.read_weights(path)
-    bias = np.float32([-1.0, 2.0, 2.0])
-    equal = {"fc.weight": np.zeros_like(file.tensors["fc.weight"]), "fc.bias": bias}
-    checkpoints.write_weights(path, file.tensors | equal, file.metadata)
-    capsys.readouterr()
-    status, lines, _ = said(capsys, f"--from={path}", place / "images" / "val", "--json", "--topk=3")
+def test_equal_probabilities_are_in_the_order_of_the_classes(place, weights, tmp_path, capsys):
+    equal = with_tensors(tmp_path / "equal.safetensors", weights, weight=0, bias=np.float32([-1, 2, 2]))
+    status, lines, _ = said(capsys, equal, place / "images" / "val", "--json", "--topk=3")
     assert status == 0
     assert all([guess["index"] for guess in json.loads(line)["top"]] == [1, 2, 0] for line in lines)
 

@@ -71,44 +71,34 @@ def test_wrong_label_ends_a_run_before_it_is_trained_on(tmp_path, monkeypatch):
     assert not run_cases.lines(tmp_path, "train")
 
 
-# Places in the state. A number below 2 grows by 2**128 if bit 30 is flipped; bit 22 is the first of the mantissa.
+# Places in the state. A number below 2 grows by 2**128 if bit 30 is flipped.
 KERNEL, HEAD = "params['stem_conv']['kernel']", "params['head']['kernel']"
-MOMENTUM, MEAN = "trace['head']['kernel']", "batch_stats['stem_norm']['mean']"
+MEAN = "batch_stats['stem_norm']['mean']"
 
 
-def flip(array, bit, index=0):
-    """Returns a float32 array on the devices with one bit of one number flipped."""
+def flip(array):
+    """Returns a float32 array on the devices with bit 30 of one number flipped."""
     host = np.array(jax.device_get(array))
-    host.reshape(-1).view(np.uint32)[index] ^= np.uint32(1 << bit)
+    host.reshape(-1).view(np.uint32)[0] ^= np.uint32(1 << 30)
     return jax.device_put(host, array.sharding)
 
 
-def flip_before(patch, step, place, bit):
-    """Flips a bit in the state before a step, and returns the list of the steps where that was done.
-
-    The place 'pixel' is in the batch of the step.
-    """
-    take, flipped = loop.Loop._take, []
+def flip_before(patch, step, place):
+    """Flips a bit in the state before a step."""
+    take = loop.Loop._take
 
     def flipping(self, batches, in_flight, done):
         batch = take(self, batches, in_flight, done)
-        if done != step:
-            return batch
-        flipped.append(done)
-        with jax.transfer_guard("allow"):
-            if place == "pixel":
-                pixels = np.array(batch["image"])
-                pixels.reshape(-1)[0] ^= 1 << bit
-                return batch | {"image": jax.device_put(pixels, batch["image"].sharding)}
-            found = jax.tree_util.tree_flatten_with_path(self.state)[0]
-            assert sum(place in jax.tree_util.keystr(path) for path, _ in found) == 1
-            self.state = jax.tree_util.tree_map_with_path(
-                lambda path, x: flip(x, bit) if place in jax.tree_util.keystr(path) else x, self.state
-            )
+        if done == step:
+            with jax.transfer_guard("allow"):
+                found = jax.tree_util.tree_flatten_with_path(self.state)[0]
+                assert sum(place in jax.tree_util.keystr(path) for path, _ in found) == 1
+                self.state = jax.tree_util.tree_map_with_path(
+                    lambda path, x: flip(x) if place in jax.tree_util.keystr(path) else x, self.state
+                )
         return batch
 
     patch.setattr(loop.Loop, "_take", flipping)
-    return flipped
 
 
 def config(preset, checkpoint_every="12 steps"):
@@ -131,7 +121,7 @@ def test_huge_parameter_ends_the_run_and_the_checkpoint_before_it_goes_on(
     """Float16 skips steps until the run ends, and checkpoints of these steps have the damaged number."""
     chosen = config(preset, checkpoint_every=f"{every} steps")
     with monkeypatch.context() as patch, pytest.raises(NonFiniteError, match="the first tensor that is not finite is"):
-        flip_before(patch, 13, place, 30)
+        flip_before(patch, 13, place)
         run_cases.fit(chosen, tmp_path)
     damaged = [path for path in (tmp_path / "checkpoints").iterdir() if int(path.name) > 12]
     assert bool(damaged) == (every == 3)
@@ -143,27 +133,9 @@ def test_huge_parameter_ends_the_run_and_the_checkpoint_before_it_goes_on(
     assert run_cases.fit(chosen, tmp_path)["fingerprint"] == undisturbed[preset]["fingerprint"]
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("preset", ["fp32", "fp16"])
-@pytest.mark.parametrize(
-    "place, bit",
-    [(place, bit) for place in (KERNEL, HEAD, MOMENTUM, MEAN) for bit in (31, 22, 0)] + [("pixel", 7), ("pixel", 0)],
-)
-def test_run_goes_on_after_a_small_fault(undisturbed, tmp_path, monkeypatch, preset, place, bit):
-    """A sign or a bit of the mantissa changes one number by at most twice its size, less than a step or its noise does.
-
-    Descent goes on from there as from any other weights, statistics decay, and a pixel stays a pixel. To notice such a
-    fault each step would have to be computed twice; a fault on the disk is noticed by the checkpoint's SHA-256.
-    """
-    flipped = flip_before(monkeypatch, 13, place, bit)
-    found, expected = run_cases.fit(config(preset), tmp_path), undisturbed[preset]
-    assert flipped == [13] and found["loss_scale"] == expected["loss_scale"]
-    np.testing.assert_allclose(found["eval"]["loss"], expected["eval"]["loss"], rtol=0.02)
-
-
 @pytest.mark.slow
 def test_huge_statistic_shows_in_the_test_loss(tmp_path, monkeypatch):
     """With a momentum of 0.9, 2**128 decays in 842 steps; until then the test loss shows the fault."""
     with monkeypatch.context() as patch, pytest.raises(TrainingError, match="the test loss is "):
-        flip_before(patch, 13, MEAN, 30)
+        flip_before(patch, 13, MEAN)
         run_cases.fit(config("fp32"), tmp_path)
