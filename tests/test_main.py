@@ -3,14 +3,14 @@
 import re
 
 from mixedres import main, train
+from mixedres._internal.errors import NonFiniteError, TrainingError
+from mixedres.config.keys import KEYS
 from tests import ROOT
 
 DIGITS = f"--config={ROOT}/configs/digits.py"
 
 
 def test_help_lists_every_key_and_exits_with_0(capsys):
-    from mixedres.config.keys import KEYS
-
     assert main.main(["mixedres", "--help=all"]) == 0
     out = capsys.readouterr().out
     for key in KEYS:
@@ -37,13 +37,13 @@ def test_flags_reach_the_run(tmp_path, monkeypatch):
 
 
 def test_exit_status_of_failed_and_interrupted_runs(tmp_path, monkeypatch, capsys):
-    from mixedres._internal.errors import TrainingError
-
-    for error, status in ((TrainingError("it broke"), 1), (KeyboardInterrupt(), 130)):
+    failed = ((TrainingError("it broke"), 1), (NonFiniteError("step 7 was not taken"), 3), (KeyboardInterrupt(), 130))
+    for error, status in failed:
 
         def fail(*_, error=error, **__):
             raise error
 
         monkeypatch.setattr(train, "fit", fail)
         assert main.main(["mixedres", DIGITS]) == status
-        assert capsys.readouterr().err.count("\n") == 1
+        said = capsys.readouterr().err
+        assert said.startswith(f"mixedres: {error}") and said.count("\n") == 1

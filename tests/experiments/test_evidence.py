@@ -66,14 +66,6 @@ def test_seeds_on_two_machines_are_as_good_as_on_one():
     assert together.width > clusters.difference(values[:, :20], 4).width / 4
 
 
-def test_pooled_moments_are_those_of_all_values():
-    one, other = np.random.default_rng(4).standard_normal(7), np.random.default_rng(5).standard_normal(3) + 4
-    found = clusters.pooled(*((len(values), values.mean(), values.var(ddof=1)) for values in (one, other)))
-    every = np.concatenate([one, other])
-    assert found == pytest.approx((every.mean(), every.var(ddof=1)))
-    assert clusters.pooled((1, 2.5, 0.0)) == (2.5, 0.0)
-
-
 def row(case, seeds, change, mean=93.0, sd=0.4):
     figures = {"mean": mean, "sd": sd} | (evidence.told(change) if change else {})
     about = {"case": case, "n": len(seeds), "pairs": len(seeds) if change else 0, "seeds": seeds, "is_floor": False}
@@ -147,16 +139,6 @@ def test_sweep_becomes_a_table(tmp_path, monkeypatch, capsys):
     assert report.main(["--evidence", f"{tmp_path}/out", "--name=twice", f"--add={tmp_path}/evidence_small.json"]) == 2
     assert "seed 0 is both in the runs and in --add" in capsys.readouterr().err
     assert not (tmp_path / "evidence_twice.json").exists()
-    # Other seeds can.
-    for one in document["rows"]:
-        one["seeds"] = [10 + seed for seed in one["seeds"]]
-    (tmp_path / "earlier.json").write_text(json.dumps(document))
-    assert report.main(["--evidence", f"{tmp_path}/out", "--name=both", f"--add={tmp_path}/earlier.json"]) == 0
-    both = json.loads((tmp_path / "evidence_both.json").read_text())
-    assert both["added"][0]["date"] == document["date"] and both["doctor"] == document["doctor"]
-    for one, two in zip(document["rows"], both["rows"], strict=True):
-        assert (two["case"], two["n"], two["seeds"]) == (one["case"], 4, [10, 11, 0, 1])
-        assert two["loss"]["mean"] == pytest.approx(one["loss"]["mean"])
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"rows": [{"case": "fp32"}]}', '{"rows": []}'])

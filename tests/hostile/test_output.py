@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import subprocess
 import sys
 
@@ -74,6 +75,8 @@ def test_names_outside_the_encoding_are_escaped(place):
     outcome = run("mixedres.main", *options, env={"PYTHONIOENCODING": "ascii:strict"})
     assert outcome.status == 0, outcome.err
     assert any(r"\u68a8/bad.png: it is not an image" in line for line in outcome.out)
+    unreadable = json.loads((place / "run" / "summary.json").read_text())["unreadable_images"]
+    assert unreadable["count"] == 1 and list(unreadable["first"]) == [f"{place}/images/梨/bad.png"]
     outcome = run("mixedres.predict", f"--from={place}/run", place / "images", env={"PYTHONIOENCODING": "ascii:strict"})
     assert_one_line(outcome, 1, "1 of the 25 files could not be classified")
 

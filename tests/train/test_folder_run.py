@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 
@@ -12,7 +11,6 @@ import skimage.data
 import sklearn.datasets
 from PIL import Image
 
-from mixedres.data.datasets import folder
 from tests import ROOT
 
 CROPS, SIDE = 80, 96
@@ -55,24 +53,3 @@ def test_folder_of_photographs_is_learned(photographs, tmp_path):
     assert summary["eval"]["top1"] > 0.85
     assert 0 <= summary["train"]["data_wait"] < 1
     assert summary["unreadable_images"] == {"count": 0, "first": {}}
-
-
-@pytest.mark.slow
-def test_damaged_picture_ends_the_run_or_is_passed_over(photographs, tmp_path):
-    for name in ("astronaut", "coffee"):
-        shutil.copytree(photographs / name, tmp_path / "mixed" / name)
-    whole = (tmp_path / "mixed" / "coffee" / "0.jpg").read_bytes()
-    for name in "abcd":  # not found by a look at the ends
-        (tmp_path / "mixed" / "coffee" / f"{name}.jpg").write_bytes(whole[:100] + whole[-100:])
-    arguments = ("--config.data.dir=mixed", *SMALL, "--config.epochs=1")
-    stopped = run(*arguments, "--config.data.workers=2", cwd=tmp_path)  # nothing of theirs is said or left behind
-    assert stopped.returncode == 1
-    assert stopped.stderr.startswith("mixedres: ") and stopped.stderr.count("\n") == 1
-    # The same directory: what to do with damaged pictures is no difference between two runs.
-    passed = run(*arguments, "--config.data.on_error=skip", cwd=tmp_path)
-    assert passed.returncode == 0, passed.stderr
-    summary = json.loads((tmp_path / "runs" / "folder-fp16" / "summary.json").read_text())
-    unreadable = summary["unreadable_images"]["first"]
-    test = folder.scan(tmp_path / "mixed").eval
-    held_out = len({test.file_name(index) for index in range(len(test))} & set(unreadable))
-    assert len(unreadable) == 4 and summary["eval"]["examples"] == len(test) - held_out

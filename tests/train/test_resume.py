@@ -178,8 +178,7 @@ def test_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, capsys
         assert (note in capsys.readouterr().out) == (devices != 8)
 
 
-def fill_disk(patch, step):
-    """The checkpoint of this step cannot be written."""
+def test_failed_checkpoint_is_a_warning_unless_it_is_the_last(whole, tmp_path, monkeypatch, capsys):
     finalize = manager._Checksummed.finalize
 
     def full(self, directory):
@@ -187,23 +186,17 @@ def fill_disk(patch, step):
             raise OSError(28, "No space left on device")
         finalize(self, directory)
 
-    patch.setattr(manager._Checksummed, "finalize", full)
-
-
-def test_failed_checkpoint_is_a_warning(whole, tmp_path, monkeypatch, capsys):
-    fill_disk(monkeypatch, 4)
-    summary = run_cases.fit(config(), tmp_path)
-    captured = capsys.readouterr()
-    assert "the checkpoint of step 4 could not be written (No space left on device)" in captured.out
-    assert "Traceback" not in captured.out + captured.err
-    assert "4" not in {path.name for path in (tmp_path / workdir.CHECKPOINTS).iterdir()}
-    check_equal(tmp_path, summary, whole)
-
-
-def test_failed_last_checkpoint_fails_the_run(whole, tmp_path, monkeypatch):
-    message = r"step 9 .*No space.*step 4 stands.*Make room"
-    with monkeypatch.context() as patch, pytest.raises(TrainingError, match=message):
-        fill_disk(patch, 9)
-        run_cases.fit(config(), tmp_path)
-    assert not (tmp_path / workdir.SUMMARY).exists()
-    check_equal(tmp_path, run_cases.fit(config(), tmp_path), whole)
+    step = 4
+    with monkeypatch.context() as patch:
+        patch.setattr(manager._Checksummed, "finalize", full)
+        summary = run_cases.fit(config(), tmp_path / "run")
+        captured = capsys.readouterr()
+        assert "the checkpoint of step 4 could not be written (No space left on device)" in captured.out
+        assert "Traceback" not in captured.out + captured.err
+        assert "4" not in {path.name for path in (tmp_path / "run" / workdir.CHECKPOINTS).iterdir()}
+        check_equal(tmp_path / "run", summary, whole)
+        step = 9
+        with pytest.raises(TrainingError, match=r"step 9 .*No space.*step 4 stands.*Make room"):
+            run_cases.fit(config(), tmp_path / "last")
+    assert not (tmp_path / "last" / workdir.SUMMARY).exists()
+    check_equal(tmp_path / "last", run_cases.fit(config(), tmp_path / "last"), whole)

@@ -7,11 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import main, precision, replay, train
-from mixedres._internal.errors import ConfigError, NonFiniteError
+from mixedres import precision, replay
+from mixedres._internal.errors import ConfigError
 from mixedres.train import start, steps
 from mixedres.train.debug import diagnosis, nonfinite
-from tests import ROOT
 from tests.train import run_cases
 from tests.train.run_cases import build
 from tests.train.step_cases import at_minimum, bits, but_for_the_latch, host, with_scale
@@ -19,7 +18,6 @@ from tests.train.step_cases import at_minimum, bits, but_for_the_latch, host, wi
 pytestmark = pytest.mark.usefixtures("one_block")
 DEVICES = 8
 PER_DEVICE = 16 // DEVICES
-CONFIG = ROOT / "configs" / "digits.py"
 
 
 @functools.cache
@@ -156,12 +154,3 @@ def test_state_of_another_network_is_refused(stopped):
     saved.state["params/head/bias"] = np.zeros(3, np.float32)
     with pytest.raises(ConfigError, match="no params/head/bias of shape"):
         nonfinite.restore_state(experiment, saved)
-
-
-def test_command_line_ends_with_status_3(monkeypatch, tmp_path, capsys):
-    def fail(*args, **options):
-        raise NonFiniteError("step 7 was not taken")
-
-    monkeypatch.setattr(train, "fit", fail)
-    assert main.main(["mixedres", f"--config={CONFIG}:fp16", f"--workdir={tmp_path}"]) == 3
-    assert capsys.readouterr().err == "mixedres: step 7 was not taken\n"
