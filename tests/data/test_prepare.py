@@ -79,21 +79,16 @@ def test_damaged_image_is_refused(encoded):
         smaller.shortened(encoded, short_side=480, quality=90)
 
 
-def test_copy_has_the_images_of_the_folder(tmp_path, capsys):
+def test_second_start_copies_only_missing_and_changed_images(tmp_path, capsys):
     files = image_folder(tmp_path)
     assert copy(tmp_path) == 0
     assert f"wrote {tmp_path}/small: 18 images; train on them with " in capsys.readouterr().out
     before, after = (folder.scan(tmp_path / name) for name in ("images", "small"))
     assert (before.train.paths, before.eval.paths) == (after.train.paths, after.eval.paths)
-    for name, encoded in files.items():
-        expected = smaller.shortened(encoded, short_side=16, quality=90)
-        assert (tmp_path / "small" / name).read_bytes() == expected
-
-
-def test_second_start_copies_only_missing_and_changed_images(tmp_path):
-    files = image_folder(tmp_path)
-    assert copy(tmp_path) == 0
     copies = {name: tmp_path / "small" / name for name in files}
+    for name, encoded in files.items():
+        assert copies[name].read_bytes() == smaller.shortened(encoded, short_side=16, quality=90)
+
     first, second, *others = copies
     copies[first].unlink()
     (tmp_path / "images" / second).write_bytes(made.encoded(ARRAY))

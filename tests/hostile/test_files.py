@@ -74,7 +74,7 @@ def test_jpeg_too_small_for_its_pixels_is_refused(place):
         decoding.read_header(forged)
 
 
-def test_input_description_in_words_is_refused(place):
+def test_input_description_in_words_becomes_numbers(place):
     """What float() takes becomes numbers, with which others can be compared."""
     spec = {"shape": ["32", "32", "3"], "mean": ["1.5"] * 3, "std": ["2"] * 3, "crop_pct": 1.0, "resize": "area"}
     weights = tiny_weights(place / "weights.safetensors", input=spec)
