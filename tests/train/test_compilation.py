@@ -2,18 +2,19 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
+from PIL import Image
 
+from mixedres import main
 from mixedres._internal import coordination
 from mixedres._internal.cli import compilation
 from mixedres._internal.cli.compilation import CompilationCounter
 from mixedres._internal.errors import ConfigError
+from mixedres.predict import __main__ as predict
 from tests import ROOT
 
 TINY = (
@@ -25,20 +26,6 @@ TINY = (
     "--config.steps=3",
     "--config.log_resources_every=0",
 )
-# Trains, evaluates, classifies an image, and prints how many programs were written to the cache and how many read.
-COUNTED = """
-import collections, sys, jax
-import numpy as np
-from PIL import Image
-from mixedres import main
-from mixedres.predict.__main__ import main as predict
-events = collections.Counter()
-jax.monitoring.register_event_listener(lambda event, **_: events.update([event.rpartition("/")[2]]))
-assert main.main(sys.argv) == 0 and main.main([*sys.argv, "--mode=eval"]) == 0
-Image.fromarray(np.zeros((8, 8), np.uint8)).save("image.png")
-assert predict(["predict", "--from=" + sys.argv[-1].partition("=")[2], "image.png"]) == 0
-print("counted", events["cache_misses"], events["cache_hits"])
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -63,25 +50,23 @@ def entries(directory):
     return len(list(directory.glob("*-cache")))
 
 
-def started(workdir, **variables):
-    """(programs compiled and written, programs from the cache, summary) of a start in a process of its own."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": ""} | variables
-    command = [sys.executable, "-c", COUNTED, *TINY, f"--workdir={workdir}"]
-    done = subprocess.run(command, env=environment, cwd=workdir.parent, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    *_, compiled, cached = done.stdout.split()
-    return int(compiled), int(cached), json.loads((workdir / "summary.json").read_text())
-
-
 @pytest.mark.slow
 def test_second_start_compiles_nothing_and_keeps_every_bit(tmp_path):
-    compiled, _, first = started(tmp_path / "first")
-    assert compiled == entries(tmp_path / compilation.NAME) > first["train"]["programs"]["compiled"] >= 4
-    none, cached, second = started(tmp_path / "second")
-    assert none == 0 and cached > compiled  # the evaluation asks once more
-    assert second["train"]["programs"] == {"compiled": 0, "from_cache": first["train"]["programs"]["compiled"]}
+    """Nor do an evaluation and a prediction."""
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "image.png")
+    found = {}
+    for name in ("first", "second"):
+        jax.clear_caches()
+        command = ["mixedres", *TINY, f"--workdir={tmp_path / name}"]
+        with CompilationCounter() as programs:
+            assert main.main(command) == 0 and main.main([*command, "--mode=eval"]) == 0
+            assert predict.main(["predict", f"--from={tmp_path / name}", str(tmp_path / "image.png")]) == 0
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        found[name] = entries(tmp_path / compilation.NAME), programs.from_cache, summary
+    (written, _, first), (same, cached, second) = found.values()
+    assert cached > same == written > first["train"]["programs"]["compiled"] >= 4  # the evaluation asks once more
+    assert second["train"]["programs"]["compiled"] == 0
     assert second["fingerprint"] == first["fingerprint"] and second["eval"] == first["eval"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "image.png", "mixedres", "second"]
 
 
 def test_programs_are_cached_inside_alone_and_the_settings_return(tmp_path):

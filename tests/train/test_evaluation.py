@@ -8,10 +8,8 @@ import pytest
 
 from mixedres import data, main, precision
 from mixedres._internal.errors import ConfigError
-from mixedres.checkpoints import workdir
-from mixedres.checkpoints.manager import Checkpoints
 from mixedres.export import __main__ as export_command
-from mixedres.train import start, step, steps
+from mixedres.train import step, steps
 from tests.amp import graphs
 from tests.train import run_cases
 from tests.train.run_cases import build
@@ -51,9 +49,8 @@ def test_presets_are_compared_image_by_image(trained, capsys):
     printed = capsys.readouterr().out.splitlines()
     assert list(results) == ["fp32", *presets] and len([line for line in printed if line.startswith("fp16")]) == 1
 
-    saved = build(digits("fp16", ema_decay=0.9))
-    state = start.restore_newest(saved, Checkpoints(trained / workdir.CHECKPOINTS)).state
-    classes = {}
+    config, classes = digits("fp16", ema_decay=0.9), {}
+    state = run_cases.final_state(trained, config)
     for name, found in results.items():
         experiment = build(digits(name))
         apply_fn = jax.jit(experiment.precision.rewrite(functools.partial(experiment.model.apply, train=False)))
@@ -65,7 +62,6 @@ def test_presets_are_compared_image_by_image(trained, capsys):
     assert results["bf16"]["changed"] > 0 == results["fp32"]["changed"], results
 
     kept = []
-    config = digits("fp16", ema_decay=0.9)
     evaluated = run_cases.evaluate(config, trained, on_results=lambda *given: kept.append(given[1]) or "a page")
     images, last = kept[0], capsys.readouterr().out.splitlines()[-1]
     assert evaluated["top1"] == results["fp16"]["top1"] and last.endswith("; a page")
@@ -75,11 +71,6 @@ def test_presets_are_compared_image_by_image(trained, capsys):
     assert evaluated["top1"] == (images.predicted == images.label).mean()
     assert evaluated["loss"] == pytest.approx(images.loss.mean(dtype=float), rel=1e-6)
     assert (images.predicted != classes["fp16"]).sum() <= 2 and images.top.shape == images.probability.shape == (360, 5)
-    wrong = np.flatnonzero(images.predicted != images.label)
-    assert (
-        len(images.images) == min(200, len(wrong))
-        and list(images.loss[[*images.images]]) == sorted(images.loss[wrong], reverse=True)[: len(images.images)]
-    )
     assert all((image == source.eval_images[place]).all() for place, image in images.images.items())
 
 

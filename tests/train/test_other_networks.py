@@ -18,23 +18,9 @@ from mixedres.train import steps
 from tests.train import run_cases, step_cases
 
 
-class Block(nn.Module):
-    """Depthwise 7x7 convolution, LayerNorm, an MLP on every pixel and layer scale (Liu et al., arXiv 2201.03545)."""
-
-    dtype: jnp.dtype
-
-    @nn.compact
-    def __call__(self, x):
-        channels = x.shape[-1]
-        y = nn.Conv(channels, (7, 7), feature_group_count=channels, dtype=self.dtype, name="depthwise")(x)
-        y = nn.LayerNorm(dtype=jnp.float32, name="norm")(y).astype(self.dtype)
-        y = nn.gelu(nn.Dense(2 * channels, dtype=self.dtype, name="expand")(y))
-        y = nn.Dense(channels, dtype=self.dtype, name="contract")(y)
-        gamma = self.param("gamma", nn.initializers.constant(0.1), (channels,), jnp.float32)
-        return x + y * gamma.astype(self.dtype)[None, None, None]
-
-
 class ConvNeXt(nn.Module):
+    """Depthwise 7x7 convolution and LayerNorm, as in a block of Liu et al., arXiv 2201.03545."""
+
     num_classes: int
     policy: jmp.Policy
     norm_policy: jmp.Policy | None
@@ -45,7 +31,8 @@ class ConvNeXt(nn.Module):
     def __call__(self, images, train=False):
         dtype = self.policy.compute_dtype
         x = nn.Conv(8, (4, 4), (4, 4), dtype=dtype, name="patches")(images)
-        x = Block(dtype, name="block")(x)
+        y = nn.Conv(8, (7, 7), feature_group_count=8, dtype=dtype, name="depthwise")(x)
+        x += nn.LayerNorm(dtype=jnp.float32, name="norm")(y).astype(dtype)
         head = nn.Dense(self.num_classes, dtype=dtype, name="head")
         return head(x.astype(jnp.float32).mean((1, 2))).astype(self.policy.output_dtype)
 

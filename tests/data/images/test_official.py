@@ -92,28 +92,16 @@ def test_evaluation_is_tensorflows_bit_for_bit(size, channels):
 @pytest.mark.slow
 @pytest.mark.parametrize("mirror", [False, True])
 def test_training_is_tensorflows_bit_for_bit(mirror):
-    """TensorFlow decodes no more than the box, and where a JPEG has less color than brightness, the colors of the
-    box's first and last column then lack a neighbor. All other pixels are the same."""
+    """Of the whole image; TensorFlow decodes no more than a box, whose edge then lacks the colors beside it."""
     tf = pytest.importorskip("tensorflow")
-    rng, size, differing = np.random.default_rng(0), 224, 0
-
-    def made_of(part):
-        part = tf.image.flip_left_right(part) if mirror else part
-        return tf.compat.v1.image.resize(part, [size, size], tf.image.ResizeMethod.BILINEAR).numpy()
-
-    for index, data in enumerate(pictures()):
-        height, width, _ = tf.io.decode_jpeg(data).shape
+    rng, size = np.random.default_rng(0), 224
+    for data in pictures():
+        image = tf.io.decode_jpeg(data, channels=3)
+        height, width, _ = image.shape
         for _ in range(5):
             y, x = int(rng.integers(height - 20)), int(rng.integers(width - 20))
             box = (y, x, int(rng.integers(16, height - y + 1)), int(rng.integers(16, width - x + 1)))
-            found = trained(data, box, size, mirror=mirror)
-            whole = made_of(tf.image.crop_to_bounding_box(tf.io.decode_jpeg(data, channels=3), *box))
-            assert made.difference(found, whole).max() == 0
-            cropped = made.difference(found, made_of(tf.image.decode_and_crop_jpeg(data, box, channels=3)))
-            if index % 3 == 1:  # 4:4:4
-                assert cropped.max() == 0
-            at = np.arange(size) * box[3] / size  # of the part; only its first and its last column are others
-            inside = (at > 1.001) & (at < box[3] - 2.001)
-            assert cropped[:, inside].max(initial=0) == 0
-            differing += cropped.any()
-    assert 0 < differing < 50
+            part = tf.image.crop_to_bounding_box(image, *box)
+            part = tf.image.flip_left_right(part) if mirror else part
+            whole = tf.compat.v1.image.resize(part, [size, size], tf.image.ResizeMethod.BILINEAR).numpy()
+            assert made.difference(trained(data, box, size, mirror=mirror), whole).max() == 0

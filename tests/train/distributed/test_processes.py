@@ -141,7 +141,7 @@ def evaluated(run):
 
 
 def assert_same_run(one, other):
-    read = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (one, other)]
+    read = [run_cases.lines(run) for run in (one, other)]
     assert [(line["step"], line["kind"]) for line in read[0]] == [(line["step"], line["kind"]) for line in read[1]]
     assert len(read[0]) == 21
     for a, b in zip(*read, strict=True):
