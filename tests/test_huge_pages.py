@@ -53,8 +53,7 @@ def test_process_goes_on_as_itself(tmp_path):
     done = subprocess.run(
         command, input="text", cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
-    assert json.loads(done.stdout) == [["script.py", "--name=a b", ""], 1, "text", "glibc.malloc.hugetlb=1"], (
-        done.stderr
-    )
+    expected = [["script.py", "--name=a b", ""], 1, "text", "glibc.malloc.hugetlb=1"]
+    assert json.loads(done.stdout) == expected, done.stderr
     first, second = (tmp_path / "starts").read_text().split()
     assert first == second

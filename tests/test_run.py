@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import numpy as np
 import pytest
 
@@ -66,7 +67,7 @@ def test_checkpoints_have_names(stripes):
     kept = checkpoints.RecordedRun(directory).steps()
     assert {best, 12} <= set(kept)
     by_name = {name: mixedres.load(f"{directory}{name}").variables for name in ("", "@12", "@best", f"@{best}")}
-    weights = {name: np.concatenate([np.ravel(x) for x in leaves(tree)]) for name, tree in by_name.items()}
+    weights = {name: np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)]) for name, tree in by_name.items()}
     np.testing.assert_array_equal(weights[""], weights["@12"])
     np.testing.assert_array_equal(weights["@best"], weights[f"@{best}"])
     assert (weights["@12"] != weights["@best"]).any()
@@ -76,11 +77,6 @@ def test_checkpoints_have_names(stripes):
     for name, words in (("@7", f"has no checkpoint of step 7; it has {', '.join(map(str, kept))}"), ("@last", "exist")):
         with pytest.raises(ConfigError, match=words):
             mixedres.load(f"{directory}{name}")
-
-
-def leaves(tree):
-    for value in tree.values():
-        yield from leaves(value) if isinstance(value, dict) else (value,)
 
 
 def test_finished_run_is_only_read(stripes, capsys):

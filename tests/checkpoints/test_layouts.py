@@ -53,13 +53,6 @@ def test_names_and_shapes_of_torchvisions_resnet50():
     assert sum(x.size for name, x in tensors.items() if name.endswith(("weight", "bias"))) == 25_557_032
 
 
-def test_another_number_of_classes_leaves_the_head_out():
-    tensors = checkpoints.to_tensors(network(classes=10), "torchvision")
-    found, has_head = checkpoints.from_tensors(tensors, network(classes=4), "torchvision")
-    assert not has_head and "head" not in found["params"]
-    jax.tree.map(np.testing.assert_array_equal, found["params"]["stem_conv"], network()["params"]["stem_conv"])
-
-
 def test_tensors_that_do_not_fit_are_listed():
     tensors = checkpoints.to_tensors(network(), "torchvision")
     del tensors["bn1.weight"]

@@ -26,12 +26,6 @@ TINY = (
 )
 
 
-@pytest.fixture
-def small_network(monkeypatch):
-    """The network of `TINY` is stem and head."""
-    run_cases.shrink(monkeypatch)
-
-
 def said(capsys, *arguments):
     """(status, stdout, stderr)."""
     status = doctor.main(["doctor", *map(str, arguments)])
@@ -39,8 +33,8 @@ def said(capsys, *arguments):
     return status, captured.out, captured.err
 
 
-@pytest.mark.usefixtures("small_network")
-def test_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, capsys):
+def test_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, monkeypatch, capsys):
+    run_cases.shrink(monkeypatch)
     out = tmp_path / "page.html"
     status, text, errors = said(capsys, *TINY, f"--out={out}", "--steps=0,2", "--compare=fp16,bf16")
     assert (status, errors) == (0, "")
@@ -61,8 +55,8 @@ def test_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, ca
     doctor._check_free(out)  # the next report may take its place
 
 
-@pytest.mark.usefixtures("small_network")
-def test_examination_of_a_run_changes_no_file(tmp_path, capsys):
+def test_examination_of_a_run_changes_no_file(tmp_path, monkeypatch, capsys):
+    run_cases.shrink(monkeypatch)
     run = tmp_path / "run"
     run_cases.fit(run_cases.tiny("fp16_static"), run)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -73,9 +67,9 @@ def test_examination_of_a_run_changes_no_file(tmp_path, capsys):
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
-@pytest.mark.usefixtures("small_network")
-def test_non_finite_step_ends_the_walk_but_not_the_report(tmp_path, capsys):
+def test_non_finite_step_ends_the_walk_but_not_the_report(tmp_path, monkeypatch, capsys):
     """After a few updates at a rate of 1e9 nothing is finite."""
+    run_cases.shrink(monkeypatch)
     flags = ["--config.precision.loss_scale=none", "--config.optimizer.learning_rate=1e9"]
     out = tmp_path / "page.html"
     status, text, errors = said(capsys, *TINY, *flags, f"--out={out}", "--steps=0,9")

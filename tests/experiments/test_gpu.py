@@ -16,15 +16,10 @@ from experiments.on_gpu import kernels, page
 from tests import ROOT
 
 
-def command(*arguments, **options):
-    given = [sys.executable, "-m", "experiments.gpu", *arguments]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    return subprocess.run(given, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, **options)
-
-
 @pytest.mark.nightly
 def test_tiny_form_runs_every_part(tmp_path):
-    done = command("--device=cpu", "--name=try", f"--out={tmp_path}")
+    given = [sys.executable, "-m", "experiments.gpu", "--device=cpu", "--name=try", f"--out={tmp_path}"]
+    done = subprocess.run(given, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads((tmp_path / "gpu_try.json").read_text())
     names = [part.name for part in gpu.parts(gpu.parse(["--device=cpu"]))]

@@ -15,19 +15,14 @@ SMALL = ["--config.model.name=cifar_resnet8", "--config.data.image_size=8", "--c
 
 
 @pytest.fixture
-def one_block(monkeypatch):
-    """Networks are stem, one block and head."""
-    run_cases.shrink(monkeypatch, blocks=1)
-
-
-@pytest.fixture
 def results(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "RESULTS", tmp_path)
     return tmp_path
 
 
 @pytest.mark.slow
-def test_benchmark_tells_what_was_timed(results, one_block, capsys):
+def test_benchmark_tells_what_was_timed(results, monkeypatch, capsys):
+    run_cases.shrink(monkeypatch, blocks=1)
     arguments = ["--config=configs/digits.py", "--presets=fp32,fp16", "--rounds=3", "--steps=2", "--data=pipeline"]
     assert benchmark.main([*arguments, "--name=small", "--config.num_devices=2", *SMALL]) == 0
     told = json.loads((results / "benchmark_small.json").read_text())
@@ -44,8 +39,9 @@ def test_benchmark_tells_what_was_timed(results, one_block, capsys):
 
 
 @pytest.mark.slow
-def test_costs_of_scales_and_counting_are_compared(results, one_block, monkeypatch, capsys):
+def test_costs_of_scales_and_counting_are_compared(results, monkeypatch, capsys):
     """And the step without scale and check is the same step as the others, but for rounding."""
+    run_cases.shrink(monkeypatch, blocks=1)
     programs = {}
 
     def rows(batch, ran, original=costs.rows):

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from experiments import sweep
 from mixedres._internal.files import lock
 from tests import ROOT
+from tests.interruptions import runs
 
 FILE = """
 from experiments.lib.plan import Sweep
@@ -47,23 +47,16 @@ def rows(file):
     return {row["name"]: row for row in map(json.loads, lines)}
 
 
-def wait_until(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 def test_sweep_that_is_killed_and_stopped_ends_as_if_it_had_not_been(file):
     out = file.parent / "out"
     first = start(file)
-    wait_until(lambda: list(out.glob("runs/fp32/checkpoints/[0-9]*[0-9]")))
+    assert runs.wait_until(lambda: list(out.glob("runs/fp32/checkpoints/[0-9]*[0-9]")))
     first.send_signal(signal.SIGKILL)
     first.communicate()
 
     second = start(file, "--jobs=2")  # the run that the first one left goes on, and another beside it
-    wait_until(lambda: list(out.glob("runs/fp16/checkpoints/[0-9]*[0-9]")))
+    assert runs.wait_until(lambda: list(out.glob("runs/fp16/checkpoints/[0-9]*[0-9]")))
     second.send_signal(signal.SIGUSR1)  # as SLURM warns before the end of a job
     said, err = second.communicate(timeout=120)
     assert second.returncode == 130 and "the same command goes on" in said and "Traceback" not in err, err

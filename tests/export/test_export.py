@@ -81,32 +81,6 @@ def images_of(place, count):
     return paths, np.stack([crops.center_crop(pathlib.Path(path).read_bytes(), spec) for path in paths])
 
 
-@pytest.mark.interop
-@pytest.mark.slow
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 3e-6), ("fp16", 1e-3), ("bf16", 1e-2)])
-def test_exported_network_predicts_the_same_with_jax_alone(precision, tolerance, place, only_jax, tmp_path, capsys):
-    command = ["export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}", f"--precision={precision}"]
-    assert export.main(command) == 0
-    capsys.readouterr()
-    counts = (1, 7, 21) if precision == "fp32" else (7,)
-    for count in counts:
-        np.save(tmp_path / f"{count}.npy", images_of(place, count)[1])
-    alone(only_jax, "-c", DRIVER, tmp_path / "to", *(tmp_path / f"{count}.npy" for count in counts))
-    for count in counts:
-        given = [f"--from={place / 'run'}", "--json", "--topk=3", f"--precision={precision}"]
-        assert predict.main(["predict", *given, *images_of(place, count)[0]]) == 0
-        said = [json.loads(line)["top"] for line in capsys.readouterr().out.splitlines()]
-        with np.load(tmp_path / f"{count}.npy.npz") as archive:
-            found = dict(archive)
-        assert found["probabilities"].dtype == np.float32 and found["classes"].dtype == np.int32
-        expected = np.zeros((count, 3))
-        for row, top in zip(expected, said, strict=True):
-            row[[guess["index"] for guess in top]] = [guess["probability"] for guess in top]
-        np.testing.assert_allclose(found["probabilities"], expected, rtol=0, atol=tolerance)
-        np.testing.assert_array_equal(found["classes"], found["probabilities"].argmax(-1))
-    assert json.loads((tmp_path / "to" / "labels.json").read_text()) == list(made.CLASSES)
-
-
 def test_folder_explains_itself(place, only_jax, tmp_path, capsys):
     assert export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'deep' / 'to'}"]) == 0
     to = tmp_path / "deep" / "to"
@@ -170,8 +144,9 @@ def test_official_preprocessing_takes_float32(place, only_jax, tmp_path, capsys)
         assert seen.dtype == shown.dtype == np.float32
         np.testing.assert_array_equal(shown[0], seen)
     np.save(tmp_path / "x.npy", shown)
-    assert alone(only_jax, "-c", DRIVER, tmp_path / "to", tmp_path / "x.npy") is not None
+    alone(only_jax, "-c", DRIVER, tmp_path / "to", tmp_path / "x.npy")
     with np.load(f"{tmp_path / 'x.npy'}.npz") as found:
+        assert found["probabilities"].dtype == np.float32 and found["classes"].dtype == np.int32
         expected = ours.probabilities(ours.variables, jnp.asarray(shown))
         np.testing.assert_allclose(found["probabilities"], expected, rtol=0, atol=1e-6)
 

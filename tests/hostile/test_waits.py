@@ -109,11 +109,8 @@ def started(place, *options):
 
 def wait_for(place, words, process, file="log"):
     """Waits until a file has these words, or the process has ended."""
-    deadline = time.monotonic() + 200
-    while process.poll() is None and time.monotonic() < deadline:
-        if (place / file).exists() and words in (place / file).read_text():
-            return
-        time.sleep(0.02)
+    there = place / file
+    runs.wait_until(lambda: process.poll() is not None or (there.exists() and words in there.read_text()))
 
 
 def assert_gone(group, place):

@@ -46,6 +46,14 @@ def newest_step(workdir):
         return 0
 
 
+def wait_until(condition, seconds=200.0):
+    """Waits until a condition holds, or the time is over; returns whether it holds."""
+    deadline = time.monotonic() + seconds
+    while not (holds := condition()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holds
+
+
 class Run:
     """A training process in a group of its own, and what it prints."""
 

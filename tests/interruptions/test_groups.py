@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests import ROOT
+from tests.interruptions import groups
 
 pytestmark = pytest.mark.nightly
 
@@ -17,7 +18,7 @@ def rows(part):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("part", ["two", "more"])
+@pytest.mark.parametrize("part", groups.PARTS)
 def test_one_fault_costs_nothing_but_time(part):
     for row in rows(part):
         assert row["same"] and row["named"], row

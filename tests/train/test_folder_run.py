@@ -16,8 +16,8 @@ from tests import ROOT
 CROPS, SIDE = 80, 96
 
 
-@pytest.fixture
-def photographs(tmp_path):
+@pytest.mark.nightly
+def test_folder_of_photographs_is_learned(tmp_path):
     """Ten photographs as classes, each with 80 random crops of 96 pixels as JPEGs."""
     folder = tmp_path / "photographs"
     pictures = {name: getattr(skimage.data, name)() for name in ("astronaut", "coffee", "rocket", "grass", "brick")}
@@ -30,13 +30,9 @@ def photographs(tmp_path):
         for index in range(CROPS):
             y, x = (rng.integers(side - SIDE + 1) for side in picture.shape[:2])
             Image.fromarray(picture[y : y + SIDE, x : x + SIDE]).save(folder / name / f"{index}.jpg", quality=92)
-    return folder
 
-
-@pytest.mark.nightly
-def test_folder_of_photographs_is_learned(photographs, tmp_path):
     command = [sys.executable, "-m", "mixedres.main", f"--config={ROOT}/configs/folder.py:fp16,model=cifar_resnet8"]
-    command += [f"--config.data.dir={photographs}", "--config.data.image_size=32", "--config.batch_size=32"]
+    command += [f"--config.data.dir={folder}", "--config.data.image_size=32", "--config.batch_size=32"]
     # One device: of eight, each would see four images for its batch statistics.
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 600}

@@ -118,18 +118,11 @@ def test_killed_worker_ends_the_run(root, tmp_path):
 def test_no_source_imports_tensorflow(root, tmp_path):
     made.prepare_layouts(tmp_path, {"train": made.examples(8), "validation": made.examples(6)})
     code = """
-        found = {}
         for name, where in (("tfds:toy", "array_record"), ("tfds:toy", "tfrecord"), ("imagenet2012", "models")):
             directory = os.path.join(sys.argv[1], where)
             source = load(name, dir=directory, image_size=16, batch_size=4, threads=2)
             with contextlib.closing(source.train_batches(4, seed=0)) as batches:
-                train = digest(itertools.islice(batches, 4))
-            found[where] = train + digest(source.eval_batches(4))
-        loaded = sorted({name.split(".")[0] for name in sys.modules} & {"tensorflow", "torch", "tensorboard"})
-        print(json.dumps({"batches": list(found.values()), "loaded": loaded}))
+                digest([next(batches), *source.eval_batches(4)])
+        print(json.dumps(sorted({name.split(".")[0] for name in sys.modules} & {"tensorflow", "torch", "tensorboard"})))
     """
-    result, _ = run(tmp_path, code, tmp_path)
-    assert result["loaded"] == []
-    array_record, tfrecord, models = result["batches"]
-    assert len(set(array_record)) == 6
-    assert array_record == tfrecord == models
+    assert run(tmp_path, code, tmp_path)[0] == []

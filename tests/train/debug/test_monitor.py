@@ -91,10 +91,3 @@ def test_warning_of_little_headroom_depends_on_the_scale(preset, overrides, warn
     sampler = Sampler(build(run_cases.tiny(preset, numerics__every=1, steps=1, **overrides)))
     found = "\n".join(sampler._warnings(1, monitor.report_on_step(*counts, 2.0**17, "step 1")))
     assert ("within 4x of float16's largest number at loss scale 131072" in found) == warned
-
-
-def test_without_looks_nothing_is_compiled():
-    sampler = Sampler(type("Experiment", (), {"config": config(0)})())
-    sampler.compile(None)
-    sampler.look(1, None, None)
-    assert sampler._count is None and not sampler._pending

@@ -24,22 +24,12 @@ from mixedres.config import parse_flags
 from mixedres.train import distributed
 from mixedres.train.distributed import liveness, opening
 from tests import ROOT, free_port
+from tests.interruptions import groups
 from tests.train import run_cases
 from tests.train.run_cases import build
 
 TIMEOUT = 6
-RUN = [
-    f"--config={ROOT}/configs/digits.py:fp32,model=cifar_resnet8",
-    "--config.data.image_size=8",
-    "--config.batch_size=32",
-    "--config.steps=20",
-    # More than this amplifies rounding: with 0.5 a difference of 1e-7 in the loss grows to 7e-4 within 20 steps.
-    "--config.optimizer.learning_rate=0.1",
-    "--config.eval_every=20 steps",
-    "--config.checkpoint_every=10 steps",
-    "--config.log_every=1",
-    "--config.log_resources_every=0",
-]
+RUN = [*groups.RUN, "--config.batch_size=32", "--config.checkpoint_every=10 steps"]
 # A whole run; FAULT(step) is called before every step.
 WHOLE = """
 import os, signal, sys, time
