@@ -23,8 +23,7 @@ FIRST = old_runs.RUNS / "0.2.0" / "run"
 
 
 def run(*arguments, status=0):
-    command = console_script.run_subcommand
-    assert command(["mixedres", *map(str, arguments)]) == status
+    assert console_script.run_subcommand(["mixedres", *map(str, arguments)]) == status
 
 
 @every_version
