@@ -36,7 +36,7 @@ def network(preset: str, sync: bool = False, fused: bool = False, stages: tuple[
         fused=fused,
     ).clone(stage_sizes=stages)
     if (preset, sync, fused) != ("fp32", False, False):  # none of which changes the variables
-        return model, network("fp32", stages=stages)[1]
+        return model, network("fp32", False, False, stages)[1]
     init = jax.jit(partial(model.init, train=False))
     variables = init(jax.random.key(0), jnp.zeros((1, SIZE, SIZE, 1)))
     return model, jax.tree.map(np.asarray, variables)
