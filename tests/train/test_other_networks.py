@@ -32,7 +32,8 @@ class ConvNeXt(nn.Module):
         dtype = self.policy.compute_dtype
         x = nn.Conv(8, (4, 4), (4, 4), dtype=dtype, name="patches")(images)
         y = nn.Conv(8, (7, 7), feature_group_count=8, dtype=dtype, name="depthwise")(x)
-        x += nn.LayerNorm(dtype=jnp.float32, name="norm")(y).astype(dtype)
+        scale_init = nn.initializers.constant(0.1)
+        x += nn.LayerNorm(dtype=jnp.float32, scale_init=scale_init, name="norm")(y).astype(dtype)
         head = nn.Dense(self.num_classes, dtype=dtype, name="head")
         return head(x.astype(jnp.float32).mean((1, 2))).astype(self.policy.output_dtype)
 
