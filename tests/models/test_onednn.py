@@ -1,6 +1,6 @@
 """Convolutions in the forms for oneDNN, against float64, and when the commands use them."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -33,11 +33,12 @@ CASES = [
 
 
 def operands(x_shape, kernel, stride, around, dtype):
+    """Map, kernel and cotangent, of numbers that bfloat16 holds."""
     rng = np.random.default_rng(0)
     size, filters = kernel
-    x, k = (rng.normal(size=shape).astype(dtype) for shape in (x_shape, (size, size, x_shape[3], filters)))
+    x, k = (rng.normal(size=shape) for shape in (x_shape, (size, size, x_shape[3], filters)))
     y = jax.eval_shape(lambda: xla_convolution(x, k, stride, around, None))
-    return x, k, rng.normal(size=y.shape).astype(dtype)
+    return [each.astype(jnp.bfloat16).astype(dtype) for each in (x, k, rng.normal(size=y.shape))]
 
 
 @partial(jax.jit, static_argnums=(0, 4, 5))
@@ -46,16 +47,23 @@ def results(convolution, x, k, dy, stride, around):
     return y, *pull(dy)
 
 
+with_options = jax.jit(results.__wrapped__, static_argnums=(0, 4, 5), compiler_options=onednn.COMPILER_OPTIONS)
+
+
+@cache
+def exact(case):
+    """Results and gradients of XLA's convolution in float64."""
+    with jax.enable_x64(True):
+        return [np.asarray(each) for each in results(xla_convolution, *operands(*case, np.float64), *case[2:])]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_results_and_gradients_equal_those_of_xla_in_float64(case, monkeypatch):
+    monkeypatch.setattr(onednn, "_PIECE", 1)  # large batches are divided, small ones are not
     with jax.enable_x64(True):
-        given = operands(*case, jnp.float64)
-        expected = results(xla_convolution, *given, *case[2:])
-        for piece in (2**20, 1):
-            monkeypatch.setattr(onednn, "_PIECE", piece)
-            in_pieces = partial(results.__wrapped__, onednn.convolution, stride=case[2], around=case[3])
-            for own, xla in zip(jax.jit(in_pieces)(*given), expected, strict=True):
-                np.testing.assert_allclose(own, xla, rtol=0, atol=1e-12 * np.abs(xla).max())
+        in_pieces = partial(results.__wrapped__, onednn.convolution, stride=case[2], around=case[3])
+        for own, xla in zip(jax.jit(in_pieces)(*operands(*case, np.float64)), exact(case), strict=True):
+            np.testing.assert_allclose(own, xla, rtol=0, atol=1e-12 * np.abs(xla).max())
 
 
 @pytest.mark.parametrize("case", CASES[1:5:3])
@@ -75,20 +83,11 @@ def test_gradients_of_gradients_equal_those_of_xla(case):
 
 @needs_bfloat16
 @pytest.mark.parametrize("case", CASES)
-def test_bfloat16_is_as_near_to_float64_as_without_onednn(case):
-    given = operands(*case, jnp.bfloat16)
-
-    def errors(convolution, options):
-        jitted = jax.jit(results.__wrapped__, static_argnums=(0, 4, 5), compiler_options=options)
-        found = [np.asarray(each, np.float64) for each in jitted(convolution, *given, *case[2:])]
-        with jax.enable_x64(True):
-            wide = [np.asarray(each, np.float64) for each in given]
-            exact = [np.asarray(each) for each in results(xla_convolution, *wide, *case[2:])]
-        return [np.sqrt(np.mean((a - b) ** 2)) / np.sqrt(np.mean(b**2)) for a, b in zip(found, exact, strict=True)]
-
-    with_it, without = errors(onednn.convolution, onednn.COMPILER_OPTIONS), errors(xla_convolution, None)
-    assert all(own <= 1.5 * xla for own, xla in zip(with_it, without, strict=True)), (with_it, without)
-    assert max(with_it) < 2**-8
+def test_bfloat16_results_and_gradients_are_rounded_once(case):
+    found = with_options(onednn.convolution, *operands(*case, jnp.bfloat16), *case[2:])
+    for own, wide in zip(found, exact(case), strict=True):
+        # One rounding is 0.4 to 0.46 of this on average.
+        assert np.linalg.norm(np.asarray(own, np.float64) - wide) < 0.6 * 2**-8 * np.linalg.norm(wide)
 
 
 @needs_bfloat16
@@ -98,8 +97,7 @@ def test_onednn_computes_every_convolution_of_a_step():
     k = jax.ShapeDtypeStruct((3, 3, 16, 16), jnp.bfloat16)
 
     def text(convolution):
-        jitted = jax.jit(results.__wrapped__, static_argnums=(0, 4, 5), compiler_options=onednn.COMPILER_OPTIONS)
-        return jitted.lower(convolution, x, k, x, 1, ((1, 1), (1, 1))).compile().as_text()
+        return with_options.lower(convolution, x, k, x, 1, ((1, 1), (1, 1))).compile().as_text()
 
     assert text(onednn.convolution).count("__onednn$convolution") == 3
     assert " convolution(" not in text(onednn.convolution)
@@ -140,10 +138,6 @@ def test_long_run_computes_with_onednn_and_a_short_one_without(monkeypatch):
     long, short = built(1000), built(999)
     assert long.model.use_onednn and not short.model.use_onednn and not short.compiler_options
     assert not long.in_precision(get("fp16")).model.use_onednn
-    batch = next(long.source.train_batches(long.batch_size, seed=0))
-    losses = []
-    for experiment in (long, short):
-        state = jax.jit(experiment.init_state)()
-        _, metrics = steps.train_step(experiment)(state, experiment.shard_batch(batch))
-        losses.append(float(metrics["loss"]))
-    assert losses[0] == pytest.approx(losses[1], rel=5e-3)
+    batch = long.shard_batch(next(long.source.train_batches(long.batch_size, seed=0)))
+    text = steps.train_step(long).lower(jax.eval_shape(long.init_state), batch).compile().as_text()
+    assert "__onednn$convolution" in text and " convolution(" not in text
