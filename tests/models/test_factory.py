@@ -1,4 +1,4 @@
-"""What `create` refuses, and what it makes of what it accepts."""
+"""What `create` makes of the names of networks."""
 
 import jmp
 import numpy as np

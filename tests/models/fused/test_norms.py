@@ -117,7 +117,11 @@ def test_values_statistics_and_gradients(name, shape, dtype, tolerance):
         assert relative(a, b) <= tolerance
 
 
-@pytest.mark.parametrize(("name", "half"), [*((name, jnp.float16) for name in FUNCTIONS), ("norm_relu", jnp.bfloat16)])
+# With all that norm_relu is made of.
+@pytest.mark.parametrize(
+    ("name", "half"),
+    [("norm_relu_pool", jnp.float16), ("norm_add_relu", jnp.bfloat16), ("norms_add_relu", jnp.float16)],
+)
 def test_half_maps_are_rounded_once(name, half):
     """The same values in float32 maps give the same result bit for bit, and gradients that differ by their rounding."""
     fast, _, kinds = FUNCTIONS[name]
@@ -137,14 +141,16 @@ def test_half_maps_are_rounded_once(name, half):
 
 def test_sum_and_shortcut_may_have_other_dtypes():
     y, x, scale, bias = arguments("mmvv", SHAPES["map"], dtype=np.float32)
-    y, wide = jnp.asarray(y, jnp.bfloat16), jnp.asarray(x)
     config = fused.NormConfig(EPSILON, jnp.float32)
-    out, _ = fused.norm_add_relu(y, wide, jnp.asarray(scale), jnp.asarray(bias), config)
-    assert out.dtype == jnp.float32
-    expected, _ = plain_add_relu(y.astype(jnp.float32), wide, jnp.asarray(scale), jnp.asarray(bias))
-    assert relative(out, expected) < 2e-6
-    dy, dx, *_ = jax.grad(lambda *args: fused.norm_add_relu(*args, config)[0].sum(), (0, 1, 2, 3))(y, wide, scale, bias)
-    assert (dy.dtype, dx.dtype) == (jnp.bfloat16, jnp.float32)
+
+    @jax.jit
+    def both(y, *args):
+        plain, _ = plain_add_relu(y.astype(jnp.float32), *args)
+        return plain, *jax.vjp(lambda *args: fused.norm_add_relu(*args, config)[0], y, *args)
+
+    expected, out, pull_back = both(y.astype(jnp.bfloat16), x, scale, bias)
+    assert out.dtype == jnp.float32 and relative(out, expected) < 2e-6
+    assert [g.dtype for g in jax.eval_shape(pull_back, out)] == [jnp.bfloat16, *[jnp.float32] * 3]
 
 
 # With all that the other two are made of.
@@ -238,12 +244,11 @@ def test_no_overflow_is_lost(name, bad):
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan], ids=str)
 def test_masked_non_finite_gradient_reaches_the_bias(bad):
-    y, scale, bias = (jnp.asarray(x) for x in arguments("mvv", (2, 4, 4, 3), dtype=np.float32))
-    out, pull_back = jax.vjp(
-        lambda *args: fused.norm_relu(*args, fused.NormConfig(EPSILON, jnp.float32))[0], y, scale, bias
-    )
-    at = tuple(np.argwhere(np.asarray(out) == 0)[0])
-    assert not np.isfinite(pull_back(jnp.ones_like(out).at[at].set(bad))[2][at[-1]])
+    args, step = in_half("mvv", (2, 4, 4, 3), jnp.float16), half_step("norm_relu")
+    g = np.ones((2, 4, 4, 3), np.float16)
+    at = tuple(np.argwhere(np.asarray(step(g, *args)[0]) == 0)[0])
+    g[at] = bad
+    assert not np.isfinite(step(g, *args)[2][2][at[-1]])
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
