@@ -174,14 +174,14 @@ def test_gates_are_computed_in_float32_in_every_transform():
     function = autocast(recurrent(lstm))
     plain = autocast(recurrent(lstm), lists={"unlisted": {"tanh", "logistic"}})
     np.testing.assert_array_equal(jax.jit(function)(weights), jax.jit(plain)(weights))
-    tangents = jax.tree.map(jnp.ones_like, weights)
-    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), weights)
+    tangents = jax.tree.map(np.ones_like, weights)
+    stacked = jax.tree.map(lambda leaf: np.stack([leaf, 2 * leaf]), weights)
     for derivative in (
         lambda f: jax.jvp(f, (weights,), (tangents,))[1],
-        lambda f: jax.jvp(jax.grad(f), (weights,), (tangents,))[1],
-        lambda f: jax.vmap(jax.grad(f))(stacked),
+        jax.jit(lambda f: jax.jvp(jax.grad(f), (weights,), (tangents,))[1], static_argnums=0),
+        jax.jit(lambda f: jax.vmap(jax.grad(f))(stacked), static_argnums=0),
     ):
-        # Without jit: XLA for CPUs compiles the first of them wrong in float32.
+        # The first without jit: XLA for CPUs compiles it wrong in float32.
         expected = jax.tree.leaves(derivative(recurrent(lstm)))
         for ours, theirs in zip(jax.tree.leaves(derivative(function)), expected, strict=True):
             assert np.linalg.norm(ours - theirs) <= 0.01 * np.linalg.norm(theirs)

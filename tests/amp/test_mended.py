@@ -1,4 +1,4 @@
-"""Programs that once went wrong: conversions, closed-over constants, long chains, products without a matrix."""
+"""Programs that once went wrong: conversions, long chains, products without a matrix."""
 
 import jax
 import jax.numpy as jnp
@@ -22,21 +22,6 @@ def test_conversion_of_a_half_value_keeps_the_target_dtype(target):
     assert got.dtype == jnp.dtype(target)
     half = jnp.abs(X.astype("float16") @ W1.astype("float16"))
     np.testing.assert_array_equal(np.asarray(got, np.complex64), np.asarray(half.astype(target), np.complex64))
-
-
-@jax.custom_vjp
-def product(a):
-    return a @ W1
-
-
-product.defvjp(lambda a: (product(a), None), lambda _, g: (g @ W1.T,))
-
-
-def test_custom_vjp_may_close_over_an_array():
-    def loss(x):
-        return (product(x) @ W2).sum()
-
-    np.testing.assert_allclose(jax.grad(autocast(loss))(X), jax.grad(loss)(X), rtol=0.02, atol=0.01)
 
 
 def test_long_chains_and_diamonds_of_clear_ops():
@@ -83,8 +68,8 @@ smooth_abs.defjvp(lambda p, t: (jnp.abs(p[0]), t[0] * p[0] / (jnp.abs(p[0]) + 1e
 
 
 def assert_close_gradients(loss, w):
-    got, want = jax.grad(autocast(loss))(w), jax.grad(loss)(w)
-    assert float(jnp.abs(got - want).max()) < 5e-3 * float(jnp.abs(want).max())
+    got, want = jax.jit(lambda w: [jax.grad(f)(w) for f in (autocast(loss), loss)])(w)
+    assert np.abs(got - want).max() < 5e-3 * np.abs(want).max()
 
 
 def test_rule_with_a_small_constant():

@@ -36,20 +36,20 @@ def resnet_avals(model):
 
 
 def test_rewrite_has_no_more_casts_than_casting_layers():
-    """In a ResNet-50 of three blocks; nothing is compiled."""
+    """In a ResNet-18 of two blocks; nothing is compiled."""
 
     def program(preset):
-        loss, model = resnet_loss("resnet50", "1.5", preset)
+        loss, model = resnet_loss("resnet18", "1.5", preset)
         return jax.make_jaxpr(jax.value_and_grad(loss, has_aux=True))(*resnet_avals(model))
 
     rewritten, casting = program("rewrite"), program("fp16")
     assert 0 < sum(casts(rewritten, jnp.float16)) <= sum(casts(casting, jnp.float16))
-    # The same arithmetic: the rewrite adds and removes no product. 12 convolutions and their gradients, the head's.
-    assert len(products(rewritten)) == len(products(casting)) == 3 * 12 - 1 + 3
+    # The same arithmetic: the rewrite adds and removes no product. 6 convolutions and their gradients, the head's.
+    assert len(products(rewritten)) == len(products(casting)) == 3 * 6 - 1 + 3
     assert product_dtypes(rewritten) == {"f16"}
 
 
-@pytest.mark.parametrize(("name", "version"), [("resnet18", "1.5"), ("resnet50", "1.5"), ("resnet50", "2")])
+@pytest.mark.parametrize(("name", "version"), [("resnet18", "1.5"), ("resnet50", "2")])
 def test_resnet_convolutions_read_half_activations(name, version):
     loss, model = resnet_loss(name, version, "rewrite")
     inner, _ = jax_compat.opened(jax.make_jaxpr(on(None, loss))(*resnet_avals(model)))

@@ -55,9 +55,8 @@ PAIRS = [(chosen, on_cpu), (in_scan, in_scan_on_cpu), (doubled, doubled_on_cpu),
 
 
 @pytest.mark.parametrize(("program", "alone"), PAIRS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_program_has_the_bits_of_its_branch_alone(program, alone, dtype):
-    fns = [lambda w, fn=fn: loss(amp.autocast(fn, dtype))(w) for fn in (program, alone)]
+def test_program_has_the_bits_of_its_branch_alone(program, alone):
+    fns = [lambda w, fn=fn: loss(amp.autocast(fn))(w) for fn in (program, alone)]
     (value, grad), (expected, expected_grad) = (jax.jit(jax.value_and_grad(fn))(W) for fn in fns)
     assert value == expected
     np.testing.assert_array_equal(grad, expected_grad)

@@ -18,8 +18,6 @@ from tests.amp.graphs import SHORT, product_dtypes
 
 SIZE, ARGUMENTS = 4, 3
 HALF_EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
-# How often an op of the table below rounds on the way from its operands to its result, at most: a scan of four steps.
-ROUNDINGS = 8
 
 
 def scan(x, y):
@@ -39,80 +37,49 @@ class Op(NamedTuple):
     """Elements stay in [-1, 1], so that nothing leaves the range of float16 however deep the graph."""
 
     jax: Callable  # of (4, 4) arrays
-    numpy: Callable | None  # the same function; None where one is of both
-    slopes: Callable  # of the largest element of each operand: by how much an error of each grows at most
-    products: bool = False  # whether it contains some
+    numpy: Callable | None = None  # the same function; None where one is of both
+    arity: int = 2
 
 
-def of_one(slope=1.0):
-    return lambda x: (slope,)
-
-
-def of_two(first, second):
-    return lambda x, y: (first, second)
-
-
-def crossed(x, y):
-    return (y, x)
-
-
-def in_both(function, slopes):
+def in_both(function, arity):
     """The op of a function of (jax.numpy or numpy, operands)."""
-    return Op(partial(function, jnp), partial(function, np), slopes)
+    return Op(partial(function, jnp), partial(function, np), arity)
 
 
 PRODUCTS = {
-    "dot": Op(lambda x, y: x @ y / SIZE, None, crossed, True),
+    "dot": Op(lambda x, y: x @ y / SIZE),
     "dot of transposed": Op(
-        lambda x, y: lax.dot_general(x, y, (((0,), (1,)), ((), ()))) / SIZE,
-        lambda x, y: x.T @ y.T / SIZE,
-        crossed,
-        True,
+        lambda x, y: lax.dot_general(x, y, (((0,), (1,)), ((), ()))) / SIZE, lambda x, y: x.T @ y.T / SIZE
     ),
-    "jit": Op(
-        jax.jit(lambda x, y: jnp.tanh(x @ y / SIZE) * x),
-        lambda x, y: np.tanh(x @ y / SIZE) * x,
-        lambda x, y: (2 * x * y, x * x),
-        True,
-    ),
-    "remat": Op(jax.checkpoint(lambda x, y: jnp.sin(x @ y / SIZE)), lambda x, y: np.sin(x @ y / SIZE), crossed, True),
+    "jit": Op(jax.jit(lambda x, y: jnp.tanh(x @ y / SIZE) * x), lambda x, y: np.tanh(x @ y / SIZE) * x),
+    "remat": Op(jax.checkpoint(lambda x, y: jnp.sin(x @ y / SIZE)), lambda x, y: np.sin(x @ y / SIZE)),
     "cond": Op(
         lambda x, y: lax.cond(x.shape[0] > 3, lambda x, y: jnp.tanh(x @ y / SIZE), lambda x, y: x, x, y),
         lambda x, y: np.tanh(x @ y / SIZE),
-        crossed,
-        True,
     ),
-    "scan": Op(scan, scan_by_hand, lambda x, y: ((x + 2 * x * y + (x + 1) * (1 + 2 * y)) / 4, (x + 1) * x / 2), True),
+    "scan": Op(scan, scan_by_hand),
 }
 OTHERS = {
-    "add": Op(lambda x, y: (x + y) / 2, None, of_two(0.5, 0.5)),
-    "sub": Op(lambda x, y: 0.5 * (x - y), None, of_two(0.5, 0.5)),
-    "mul": Op(lambda x, y: x * y, None, crossed),
-    "tanh": in_both(lambda xp, x: xp.tanh(x), of_one()),
-    "relu": Op(jax.nn.relu, lambda x: np.maximum(x, 0), of_one()),
-    "maximum": in_both(lambda xp, x, y: xp.maximum(x, y), of_two(1, 1)),
-    "transpose": in_both(lambda xp, x: xp.transpose(x), of_one()),
-    "reshape": Op(lambda x: x.reshape(2, 8)[::-1].reshape(SIZE, SIZE), lambda x: np.roll(x, 2, axis=0), of_one()),
-    "concatenate": in_both(lambda xp, x, y: xp.concatenate([x[:2], y[2:]]), of_two(1, 1)),
-    "slice": in_both(lambda xp, x: xp.pad(x[1:, :3], ((0, 1), (1, 0))), of_one()),
-    "exp": in_both(lambda xp, x: xp.exp(xp.tanh(x) - 1), of_one()),
-    "log1p": in_both(lambda xp, x: xp.log1p(xp.abs(x)), of_one()),
-    "sum": in_both(lambda xp, x: xp.broadcast_to(x.sum(0, keepdims=True) / SIZE, x.shape), of_one()),
-    "mean": Op(lambda x: (x - x.mean(1, keepdims=True)) / 2, None, of_one()),
+    "add": Op(lambda x, y: (x + y) / 2),
+    "sub": Op(lambda x, y: 0.5 * (x - y)),
+    "mul": Op(lambda x, y: x * y),
+    "tanh": in_both(lambda xp, x: xp.tanh(x), 1),
+    "relu": Op(jax.nn.relu, lambda x: np.maximum(x, 0), 1),
+    "maximum": in_both(lambda xp, x, y: xp.maximum(x, y), 2),
+    "transpose": in_both(lambda xp, x: xp.transpose(x), 1),
+    "reshape": Op(lambda x: x.reshape(2, 8)[::-1].reshape(SIZE, SIZE), lambda x: np.roll(x, 2, axis=0), 1),
+    "concatenate": in_both(lambda xp, x, y: xp.concatenate([x[:2], y[2:]]), 2),
+    "slice": in_both(lambda xp, x: xp.pad(x[1:, :3], ((0, 1), (1, 0))), 1),
+    "exp": in_both(lambda xp, x: xp.exp(xp.tanh(x) - 1), 1),
+    "log1p": in_both(lambda xp, x: xp.log1p(xp.abs(x)), 1),
+    "sum": in_both(lambda xp, x: xp.broadcast_to(x.sum(0, keepdims=True) / SIZE, x.shape), 1),
+    "mean": Op(lambda x: (x - x.mean(1, keepdims=True)) / 2, None, 1),
     # Continuous where it compares: a rounded operand may fall on the other side.
-    "where": Op(
-        lambda x, y: jnp.where(x > 0.25, 0.25, x) / 2 + y / 2,
-        lambda x, y: np.minimum(x, 0.25) / 2 + y / 2,
-        of_two(1, 1),
-    ),
-    "row": Op(lambda x, y: 0.5 * x + 0.5 * y[:1], None, of_two(0.5, 0.5)),
+    "where": Op(lambda x, y: jnp.where(x > 0.25, 0.25, x) / 2 + y / 2, lambda x, y: np.minimum(x, 0.25) / 2 + y / 2),
+    "row": Op(lambda x, y: 0.5 * x + 0.5 * y[:1]),
 }
 OPS = {name: op._replace(numpy=op.numpy or op.jax) for name, op in (PRODUCTS | OTHERS).items()}
 CHEAP = [*OTHERS, "dot", "dot of transposed", "jit"]
-
-
-def arity(name):
-    return OPS[name].slopes.__code__.co_argcount
 
 
 @st.composite
@@ -126,7 +93,7 @@ def programs(draw, names=tuple(OPS)):
         names_left = [n for n in names if n in CHEAP or not any(s not in CHEAP for s, _ in steps)]
         name = draw(st.sampled_from(names_left))
         operands = st.integers(max(0, len(steps) - 3), ARGUMENTS + len(steps) - 1)  # mostly long chains
-        steps.append((name, tuple(draw(operands) for _ in range(arity(name)))))
+        steps.append((name, tuple(draw(operands) for _ in range(OPS[name].arity))))
     last = ARGUMENTS + len(steps) - 1
     steps.append(("dot", (last, draw(st.integers(0, last)))))
     return tuple(steps), (*draw(st.lists(st.integers(0, last), max_size=3)), last + 1)
@@ -147,16 +114,12 @@ def arguments(seed=0):
     return tuple(jnp.asarray(rng.uniform(-1, 1, size=(SIZE, SIZE)), jnp.float32) for _ in range(ARGUMENTS))
 
 
-def expected(program, args, unit):
-    """(results in float64, how far off each may be when every op rounds as often as it can)."""
-    values, errors = [np.asarray(arg, np.float64) for arg in args], [0.0] * len(args)
+def expected(program, args):
+    """The results in float64."""
+    values = [np.asarray(arg, np.float64) for arg in args]
     for name, operands in program[0]:
-        sizes = [np.abs(values[i]).max() for i in operands]
-        slopes = OPS[name].slopes(*sizes)
-        terms = zip(slopes, operands, sizes, strict=True)
-        errors.append(sum(slope * (errors[i] + ROUNDINGS * unit * size) for slope, i, size in terms))
         values.append(OPS[name].numpy(*(values[i] for i in operands)))
-    return [values[i] for i in program[1]], [errors[i] for i in program[1]]
+    return [values[i] for i in program[1]]
 
 
 @settings(max_examples=15)
@@ -164,15 +127,15 @@ def expected(program, args, unit):
 def test_random_programs_stay_within_the_error_bound(program, dtype):
     fn, args = function(program), arguments()
     got, plain = jax.jit(lambda *args: (autocast(fn, dtype)(*args), fn(*args)))(*args)
-    unit = HALF_EPSILON[dtype]
-    for g, p, want, error in zip(got, plain, *expected(program, args, unit), strict=True):
+    for g, p, want in zip(got, plain, expected(program, args), strict=True):
         assert (g.dtype, g.shape) == (p.dtype, p.shape)
-        # The worst case of long chains is far above what happens; 40 units is about 2 % in float16.
-        assert np.abs(np.asarray(g, np.float64) - want).max() <= min(error, 40 * unit) + 1e-6
+        np.testing.assert_allclose(p, want, rtol=0, atol=2e-6)
+        # Some roundings of elements up to 1 on a way of up to 19 operations; 2 % in float16.
+        assert np.abs(np.asarray(g, np.float64) - want).max() <= 40 * HALF_EPSILON[dtype]
     # What no product leads to was never rounded: the same bits as without autocast.
     clean = [True] * ARGUMENTS
     for name, operands in program[0]:
-        clean.append(not OPS[name].products and all(clean[i] for i in operands))
+        clean.append(name not in PRODUCTS and all(clean[i] for i in operands))
     for number, i in enumerate(program[1]):
         if clean[i]:
             np.testing.assert_array_equal(got[number], plain[number])
@@ -209,20 +172,3 @@ def test_gradients_are_finite(program):
         for g, w in zip(grads, want, strict=True):
             assert (g.dtype, g.shape) == (w.dtype, w.shape)
             assert np.isfinite(w).all() <= np.isfinite(g).all()
-
-
-def test_table_of_operations_is_right():
-    """Both functions of each op agree, and the slopes bound the derivative: what the random programs rely on."""
-
-    @jax.jit
-    def values_and_jacobians(*args):
-        own = {name: args[: arity(name)] for name in OPS}
-        jacobians = {n: jax.jacfwd(OPS[n].jax, argnums=tuple(range(arity(n))))(*given) for n, given in own.items()}
-        return {name: (OPS[name].jax(*given), jacobians[name]) for name, given in own.items()}
-
-    args = arguments(1)
-    for name, (value, jacobians) in values_and_jacobians(*args).items():
-        given = [np.asarray(a, np.float64) for a in args[: arity(name)]]
-        np.testing.assert_allclose(value, OPS[name].numpy(*given), atol=1e-6, err_msg=name)
-        for jacobian, slope in zip(jacobians, OPS[name].slopes(*(np.abs(a).max() for a in given)), strict=True):
-            assert np.abs(jacobian).reshape(SIZE * SIZE, SIZE * SIZE).sum(1).max() <= slope + 1e-6, name

@@ -68,8 +68,7 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("sizes", ["b, 8, 8, 3", "b, 2*h, w, 3"])
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize(("sizes", "dtype"), [("b, 8, 8, 3", "bf16"), ("b, 2*h, w, 3", "fp16")])
 def test_function_of_symbolic_shapes_exports_with_gradient(sizes, dtype):
     half = autocast(attention, dtype)
     shapes = jax.ShapeDtypeStruct(export.symbolic_shape(sizes), jnp.float32)

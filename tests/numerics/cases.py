@@ -87,8 +87,7 @@ class Transformer(nn.Module):
     @nn.compact
     def __call__(self, tokens):
         x = nn.Embed(20, 32, dtype=self.dtype, name="embed")(tokens)
-        for index in range(2):
-            x = Block(self.dtype, name=f"block{index}")(x)
+        x = Block(self.dtype, name="block")(x)
         return nn.Dense(20, dtype=self.dtype, name="head")(nn.LayerNorm(dtype=self.dtype)(x))
 
 
@@ -104,7 +103,7 @@ def transformer() -> Case:
 
         return fn
 
-    params = Transformer(F32).init(jax.random.key(0), tokens[:, :-1])["params"]
+    params = jax.jit(Transformer(F32).init)(jax.random.key(0), tokens[:, :-1])["params"]
     return Case(loss, params, jnp.asarray(tokens))
 
 
@@ -125,7 +124,7 @@ def badly_scaled(keep: tuple[str, ...] = ()) -> Case:
         fn = example.loss_in(dtype, keep)
         return lambda params, batch, scale: fn(params, *batch, scale)
 
-    params = example.Network(F32).init(jax.random.key(0), example.x)["params"]
+    params = jax.jit(example.Network(F32).init)(jax.random.key(0), example.x)["params"]
     return Case(loss, params, (example.x, example.labels))
 
 
@@ -151,13 +150,14 @@ def is_finite(case: Case) -> Callable[[int], bool]:
     return lambda s: all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(grad(2.0**s))))
 
 
-def worst_error(case: Case, log2_scale: int) -> float:
-    """Largest l2 error of a weight gradient in float16 at the scale 2**log2_scale, relative to float32."""
+def worst_errors(case: Case, *log2_scales: int) -> list[float]:
+    """Largest l2 errors of a weight gradient in float16 at the scales 2**log2_scale, relative to float32."""
     exact = jax.jit(lambda: jax.grad(case.loss(F32))(case.params, case.batch, 1.0))()
-    found = jax.jit(lambda scale: jax.grad(case.loss(F16))(case.params, case.batch, scale))(2.0**log2_scale)
-    errors = [
-        np.linalg.norm(f / 2.0**log2_scale - e) / np.linalg.norm(e)
-        for f, e in zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True)
-        if np.linalg.norm(e)
-    ]
-    return max(errors)
+    grad = jax.jit(lambda scale: jax.grad(case.loss(F16))(case.params, case.batch, scale))
+
+    def worst(scale):
+        pairs = zip(jax.tree.leaves(grad(scale)), jax.tree.leaves(exact), strict=True)
+        norm = np.linalg.norm
+        return max(norm(np.asarray(found) / scale - e) / norm(e) for found, e in pairs if norm(e))
+
+    return [worst(2.0**log2_scale) for log2_scale in log2_scales]

@@ -192,11 +192,11 @@ def test_keys_are_shared_and_callbacks_run_once():
     assert report.is_fine and len(calls) == 1
 
 
-@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
-def test_what_is_not_finite_in_float32_too_is_no_error(value):
-    x = normal(0, (8, 8)).at[0, 0].set(value)
+def test_what_is_not_finite_in_float32_too_is_no_error():
+    x = np.array(normal(0, (3, 8, 8)))
+    x[:, 0, 0] = np.nan, np.inf, -np.inf
     assert compare(lambda x: jax.nn.softmax(jnp.where(x > 9, -jnp.inf, x @ x)), x).is_fine
-    assert compare(lambda x: (x @ x.T, x[:, :0]), x[:0]).is_fine
+    assert compare(lambda x: (x @ x.T, x[:, :0]), x[0, :0]).is_fine
 
 
 def test_bodies_of_reductions_become_float32():

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from mixedres import numerics
-from mixedres.numerics import _linen, _taps, examine
+from mixedres.numerics import examine
 from mixedres.numerics._rows import FLUSHING
 from tests.arrays import normal
 from tests.numerics import cases
@@ -59,9 +59,9 @@ def test_modules_of_linen_are_tapped_and_the_outermost_is_not():
     _, report = cases.examined("transformer")
     activations = [row.name for row in report.rows if row.kind == "activation"]
     assert activations[0] == "embed" and activations[-1] == "head" and "Transformer" not in activations
-    assert activations.index("block0/Dense_1") < activations.index("block0") < activations.index("block1")
+    assert activations.index("block/Dense_1") < activations.index("block/Dense_0") < activations.index("block")
     modules = {row.name: row.module for row in report.rows if row.kind == "parameter"}
-    assert modules["block0/Dense_1/kernel"] == "block0/Dense_1" and modules["head/bias"] == "head"
+    assert modules["block/Dense_1/kernel"] == "block/Dense_1" and modules["head/bias"] == "head"
     assert {row.executions for row in report.rows} == {1}
 
     model = nn.Dense(3)
@@ -92,7 +92,7 @@ class Layer(nn.Module):
 
 def test_shared_and_lifted_modules_and_trees():
     model = Twice()
-    params = model.init(jax.random.key(0), X)["params"]
+    params = jax.jit(model.init)(jax.random.key(0), X)["params"]
 
     @jax.jit
     def fn(params, x):
@@ -110,15 +110,6 @@ def test_shared_and_lifted_modules_and_trees():
     assert rows["parameter", "layers/dense/kernel"].module == "layers/dense"
     # A result that is a tuple has numbers in its name, its module has none.
     assert {row.module for row in report.rows if row.name.startswith("layers")} == {"layers", "layers/dense"}
-
-
-@pytest.mark.slow  # of single functions: tests/numerics/test_taps.py
-def test_gradients_of_a_tapped_network_are_bit_identical():
-    case = cases.resnet()
-    plain = jax.jit(jax.value_and_grad(case.loss(F16)))(case.params, case.batch, 8.0)
-    tapped = jax.jit(_taps.tapped_value_and_grad(_linen.tap_modules(case.loss(F16))))(case.params, case.batch, 8.0)[:2]
-    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(tapped), strict=True):
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 def test_scales_against_a_search_over_all_of_them():
@@ -193,7 +184,7 @@ def test_reports_add_up_and_become_text_json_and_a_page(tmp_path):
     both.to_html(tmp_path / "page.html")
     assert "two steps" in (tmp_path / "page.html").read_text()
     with pytest.raises(ValueError, match="different functions"):
-        both + examine(lambda p, x: loss(p, x), PARAMS, X, select="a")
+        both + dataclasses.replace(first, rows=first.rows[:4])
 
 
 def test_half_activations_and_a_loss_without_taps_are_noted():

@@ -59,19 +59,6 @@ def test_complex_and_integer_arrays_are_refused(dtype):
         exponents(jnp.zeros(3, dtype))
 
 
-@pytest.mark.parametrize("impl", IMPLS)
-def test_vmap_scan_and_remat(impl):
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 33)), jnp.float16)
-    each = np.stack([expected(row) for row in np.asarray(x)])
-    np.testing.assert_array_equal(jax.jit(jax.vmap(lambda row: exponents(row, impl)))(x), each)
-
-    def add(total, row):
-        return total + jax.checkpoint(exponents, static_argnums=1)(row, impl), None
-
-    summed, _ = jax.lax.scan(add, jnp.zeros(BINS, jnp.uint32), x)
-    np.testing.assert_array_equal(summed, each.sum(0))
-
-
 DRAWS = {
     "normal": lambda rng: rng.standard_normal(20000),
     "tiny": lambda rng: 1e-6 * rng.standard_normal(20000),

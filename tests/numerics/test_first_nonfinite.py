@@ -21,7 +21,7 @@ def find(finding, path="", primitive="", direction="forward"):
     return rows[0]
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
 def test_statistics_agree_with_numpy(dtype):
     rng = np.random.default_rng(0)
     x = jnp.asarray(100 * rng.normal(size=(5, 7)), dtype).at[2, 3].set(-jnp.inf).at[4, 4].set(jnp.nan)

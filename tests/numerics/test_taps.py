@@ -71,7 +71,7 @@ def assert_close(found, expected):
 
 @pytest.mark.parametrize(
     ("fn", "outer"),
-    [(fn, jax.jit) for fn in (loss, rematted, mapped, jitted)] + [(scanned, lambda f: f)],
+    [(fn, jax.jit) for fn in (loss, scanned, rematted, mapped)] + [(jitted, lambda f: f)],
     ids=lambda fn: fn.__name__,
 )
 def test_every_element_is_counted_and_no_number_is_changed(fn, outer):

@@ -43,11 +43,8 @@ def batched(scale):
 
 
 WAYS = {
-    "flattened": lambda scale: jax.tree.map(np.asarray, scale),
-    "compiled": lambda scale: jax.jit(lambda x: x)(scale),
     "donated": donated,
     "batched": batched,
-    "moved": lambda scale: jax.device_put(scale, jax.devices()[3]),
     "looped": lambda scale: jax.lax.fori_loop(0, 2, lambda _, x: x, scale),
     "rebuilt": lambda scale: type(scale)(**fields(scale)),
 }
@@ -81,7 +78,7 @@ def test_leaves_of_any_type(cls):
     assert fields(jax.tree.map(lambda _: None, build(cls))) == dict.fromkeys(names)
 
 
-KINDS = [float, int, np.float64, np.float32, np.float16, jnp.float16, jnp.bfloat16, jnp.float32]
+KINDS = [float, int, np.float64, np.float16, jnp.bfloat16]
 
 
 def signature(tree):
@@ -129,25 +126,3 @@ def test_scales_work_under_strict_promotion(cls, dtype, x64):
         assert float(scale.scale(x)) == 3 * factor
         np.testing.assert_allclose(scale.unscale(x), 3 / factor, rtol=1e-7)
         assert scale.adjust(False).adjust(True).total_skipped == 10
-
-
-def test_one_compilation_over_many_steps():
-    traces = []
-
-    @jax.jit
-    def step(scale, loss):
-        traces.append(scale)
-        scaled = scale.scale(loss)
-        return scale.adjust(jnp.isfinite(scaled)), scaled
-
-    scale, scaled = DynamicLossScale(loss_scale=2.0**15, period=2), []
-    for loss in (60000.0, 1.0, np.inf, 2.0, 2.0, 2.0):
-        scale, value = step(scale, jnp.asarray(loss, jnp.float16))
-        scaled.append(float(value))
-    # The scale doubles after the second step, halves after the third, doubles after the fifth.
-    assert scaled == [60000 * 2.0**15, 2.0**15, np.inf, 2.0**16, 2.0**16, 2.0**17]
-    # Another scale, floor and period are other numbers, not another program; so are static scales.
-    step(DynamicLossScale(loss_scale=3.0, min_loss_scale=2.0, period=9), jnp.float16(1))
-    assert len(traces) == 1
-    results = [step(StaticLossScale(x), jnp.float16(3))[1] for x in (2.0, 128, np.float64(7))]
-    assert results == [6, 384, 21] and len(traces) == 2

@@ -11,7 +11,6 @@ from flax import serialization
 
 from mixedres.precision import (
     DynamicLossScale,
-    LossScaledState,
     NoOpLossScale,
     StaticLossScale,
     loss_scaled,
@@ -26,8 +25,6 @@ STEPS = 4
 OPTIMIZERS = {
     "sgd": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
     "adamw": lambda: optax.adamw(0.01, weight_decay=0.1),
-    "lamb": lambda: optax.lamb(0.01, weight_decay=0.1),
-    "lars": lambda: optax.lars(0.5, weight_decay=0.1),
     "adafactor": lambda: optax.adafactor(0.01, min_dim_size_to_factor=2),
     "multi_steps": lambda: optax.MultiSteps(optax.adam(0.01), every_k_schedule=2),
     "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1, momentum=0.9)),
@@ -126,7 +123,7 @@ def test_overflow_at_any_step_skips_the_step(name, at, bad):
     assert len(traces) == 1
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_scale_except_powers_of_two_costs_one_rounding(name):
     _, history, _ = compiled(name)
     expected, _ = history[STEPS]
@@ -245,14 +242,6 @@ def test_extra_arguments_reach_the_optimizer():
     assert updates[0] == -2.0
 
 
-def test_wrapper_inside_a_chain():
-    tx = optax.chain(loss_scaled(optax.identity(), StaticLossScale(4.0)), optax.scale(-0.5))
-    state = tx.init(zeros(2))
-    updates, (state, _) = tx.update(scaled(jnp.array([8.0, 2.0]), state), state)
-    assert isinstance(state, LossScaledState)
-    np.testing.assert_array_equal(updates, [-1.0, -0.25])
-
-
 @pytest.mark.parametrize("scale", ["dynamic", 128.0, None, 1])
 def test_object_without_a_loss_scale_is_refused(scale):
     with pytest.raises(TypeError, match=r"must be a loss scale.*make_loss_scale"):
@@ -292,17 +281,17 @@ def test_when_skipping_a_step_mends_nothing(scale, at_minimum):
 SHAPES = [(), (3,), (5000,), (0, 4), (2, 3), (100_000, 2), (3, 3, 16, 64), (512, 1000)]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_one_bad_number_anywhere_is_found(shape):
+def test_one_bad_number_anywhere_is_found():
     tx = loss_scaled(optax.sgd(1.0), NoOpLossScale())
-    grads = {"other": ones((2, 2)), "this": np.ones(shape, np.float32)}
+    grads = [np.ones(shape, np.float32) for shape in SHAPES]
     state, update = tx.init(grads), jax.jit(tx.update)
     assert update(grads, state)[1].grads_finite
-    size = grads["this"].size
-    for place, bad in zip((0, size // 2, size - 1), (np.inf, -np.inf, np.nan), strict=True) if size else ():
-        spoiled = grads["this"].copy()
-        spoiled.flat[place] = bad
-        assert not update(grads | {"this": spoiled}, state)[1].grads_finite
+    for leaf in grads:
+        places = (0, leaf.size // 2, leaf.size - 1) if leaf.size else ()
+        for place, bad in zip(places, (np.inf, -np.inf, np.nan), strict=False):
+            leaf.flat[place] = bad
+            assert not update(grads, state)[1].grads_finite, leaf.shape
+            leaf.flat[place] = 1
 
 
 @pytest.mark.parametrize(("axis_type", "spec"), [("Auto", ("x", None)), ("Explicit", (None, "x"))])
@@ -320,7 +309,7 @@ def test_sharded_gradients_are_checked(axis_type, spec):
         assert not update(grads | {"kernel": spoiled}, state)[1].grads_finite
 
 
-@pytest.mark.parametrize("kind", ["dynamic", 128.0, "none"])
+@pytest.mark.parametrize("kind", ["dynamic", "none"])
 def test_flax_serializes_the_state(kind):
     tx = loss_scaled(optax.adam(0.1), make_loss_scale(kind))
     state = tx.init({"w": ones(2)})
@@ -347,13 +336,16 @@ def test_line_search_takes_the_unscaled_loss_and_gradient():
         return jnp.sum((params - jnp.arange(4.0)) ** 4)
 
     def minimized(tx, scale, scaled_optimizer):
-        params = zeros(4)
-        state = tx.init(params)
-        for _ in range(5):
+        @jax.jit
+        def step(params, state):
             value, grads = value_and_grad(loss)(scale, params)
             given = {"value": value, "grad": grads if scaled_optimizer else grads.unscaled(), "value_fn": loss}
             updates, state = tx.update(grads if scaled_optimizer else given["grad"], state, params, **given)
-            params = optax.apply_updates(params, updates)
+            return optax.apply_updates(params, updates), state
+
+        params, state = zeros(4), tx.init(zeros(4))
+        for _ in range(5):
+            params, state = step(params, state)
         return params
 
     plain = minimized(optax.lbfgs(), NoOpLossScale(), False)

