@@ -24,7 +24,7 @@ from mixedres.predict.classifier import read_classifier
 from mixedres.train import start, steps
 from tests.data import made
 from tests.fuzz import mutations
-from tests.fuzz.mutations import PARTS, chance, pick
+from tests.fuzz.mutations import chance, pick
 from tests.train import run_cases
 from tests.train.run_cases import build
 
@@ -153,14 +153,16 @@ def targets(corpus):
 
 def mutant(rng, kind, files):
     """Returns {name: contents, or None for a file that is gone} of the files that differ from the intact `files`."""
-    pattern = {"tfrecord": "*-train.tfrecord-*", "array_record": "*-train.array_record-*"}.get(kind, "*")
-    if kind in ("data", "config"):
-        pattern = f"{kind}.json"
-    elif kind == "checkpoint":
+    if kind == "checkpoint":
         return _checkpoint(rng, files)
-    names = sorted(name for name in files if fnmatch.fnmatch(name, pattern))
+    pattern = {"tfrecord": "*-train.*", "array_record": "*-train.*", "data": "data.json", "config": "config.json"}
+    names = fnmatch.filter(sorted(files), pattern.get(kind, "*"))
     name, other = pick(rng, names), pick(rng, names)
-    changed = PARTS.get(kind, mutations.json_text)(rng, files[name], files[other])
+    if kind in mutations.PARTS:
+        changed = mutations.in_parts(rng, kind, files[name])
+    else:
+        mutate = mutations.json_text if kind in ("data", "config") else mutations.blind
+        changed = mutate(rng, files[name], files[other])
     return {f"mutant.{kind}" if f"mutant.{kind}" in files else name: changed}
 
 

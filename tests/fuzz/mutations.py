@@ -1,13 +1,9 @@
-"""Mutations of bytes, of JSON, and of files of parts, whose lengths and checksums are right again."""
+"""Mutations of bytes, of JSON, and of a part of a file, whose lengths and checksums are right again."""
 
 import hashlib
 import json
-import pathlib
 import struct
-import tempfile
 import zlib
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -108,24 +104,16 @@ def changed_json(rng, tree):
     return json.dumps(root)[1:-1].replace(json.dumps(_PLACE), literal).encode()
 
 
-class Parts(NamedTuple):
-    """A format whose files consist of parts: `split` and `join` are inverse; `mutate(rng, part)` changes a part."""
-
-    split: Callable
-    join: Callable
-    mutate: Callable = blind
-
-    def __call__(self, rng, data, other=b""):
-        """Returns a file after mutations of its bytes, or with parts that are changed, removed or inserted."""
-        if chance(rng, 0.2):
-            return blind(rng, data, other)
-        parts, count = self.split(data), pick(rng, (0, 1, 1, 2))
-        for at in rng.permutation(len(parts))[:count]:
-            parts[at] = self.mutate(rng, parts[at])
-        if not count:
-            at, new = int(rng.integers(len(parts))), pick(rng, self.split(other or data))
-            parts[at : at + chance(rng, 0.3)] = pick(rng, ([], [new], [new, parts[at]]))
-        return self.join(parts)
+def in_parts(rng, kind, data):
+    """Returns a file with a part that is changed, removed or doubled; one in five after mutations of its bytes."""
+    if chance(rng, 0.2):
+        return blind(rng, data)
+    split, join = PARTS[kind]
+    parts = split(data)
+    at = int(rng.integers(len(parts)))
+    changed = (json_text if parts[at][:1] == b"{" else blind)(rng, parts[at])
+    parts[at : at + 1] = pick(rng, ([changed], [changed], [changed], [], [parts[at], changed]))
+    return join(parts)
 
 
 def frames(data, at, offset, code, extra):
@@ -137,77 +125,25 @@ def frames(data, at, offset, code, extra):
     return found
 
 
-def _png_split(data):
-    return [(frame[4:8], frame[8:-4]) for frame in frames(data, len(PNG_MAGIC), 0, ">I", 12)]
-
-
-def _png_join(found):
-    packed = (struct.pack(">I", len(content)) + kind + content for kind, content in found)
-    return PNG_MAGIC + b"".join(chunk + struct.pack(">I", zlib.crc32(chunk[4:])) for chunk in packed)
-
-
-def _png_chunk(rng, chunk):
-    kind, content = chunk
-    if chance(rng, 0.15):
-        return pick(rng, (b"IDAT", b"tRNS", b"PLTE", b"iCCP", b"zTXt", b"eXIf", b"fdAT", rng.bytes(4))), content
-    if kind == b"IDAT" and chance(rng, 0.7):
-        return kind, zlib.compress(blind(rng, zlib.decompress(content)), 1)
-    return kind, blind(rng, content)
-
-
-def _array_record_split(data):
-    from array_record.python.array_record_module import ArrayRecordReader
-
-    with tempfile.NamedTemporaryFile() as file:
-        pathlib.Path(file.name).write_bytes(data)
-        return ArrayRecordReader(file.name).read_all()
-
-
-def _array_record_join(found):
-    with tempfile.NamedTemporaryFile() as file:
-        made.write_array_record(file.name, found)
-        return pathlib.Path(file.name).read_bytes()
+def _png_join(chunks):
+    """Returns a PNG of chunks, each a kind of four bytes and what it has."""
+    framed = (struct.pack(">I", max(0, len(chunk) - 4)) + chunk for chunk in chunks)
+    return PNG_MAGIC + b"".join(chunk + struct.pack(">I", zlib.crc32(chunk[4:])) for chunk in framed)
 
 
 def _tensors_split(data):
-    """Returns (name, description, bytes) of the entries of a safetensors file, the metadata included."""
+    """Returns the metadata of mixedres, the header without them, and the tensors of a safetensors file."""
     length = 8 + int.from_bytes(data[:8], "little")
-    found = []
-    for name, description in json.loads(data[8:length]).items():
-        start, stop = description.get("data_offsets", (0, 0))
-        found.append((name, description, data[length + start : length + stop]))
-    return found
+    header = json.loads(data[8:length])
+    own, header["__metadata__"]["mixedres"] = header["__metadata__"]["mixedres"], _PLACE
+    return [own.encode(), json.dumps(header).encode(), data[length:]]
 
 
-def _tensors_join(found):
-    """Returns a safetensors file of these entries, with right offsets where the description is no hostile text."""
-    entries, tensors = [], b""
-    for name, description, content in found:
-        if isinstance(description, dict):
-            offsets = {"data_offsets": [len(tensors), len(tensors) + len(content)]}
-            description = json.dumps(description | (offsets if "shape" in description else {})).encode()
-        entries.append(json.dumps(name).encode() + b":" + description)
-        tensors += content
-    header = b"{" + b",".join(entries) + b"}"
+def _tensors_join(parts):
+    own, header, tensors = [*parts, b"", b""][:3]
+    own = json.dumps(own.decode(errors="surrogateescape"))
+    header = header.replace(json.dumps(_PLACE).encode(), own.encode())
     return struct.pack("<Q", len(header)) + header + tensors
-
-
-def _tensor(rng, part):
-    """Returns an entry of a safetensors file with another type, shape, name or contents, or with hostile JSON."""
-    name, description, content = part
-    if name == "__metadata__":  # the JSON of mixedres
-        own = json_text(rng, description["mixedres"].encode()).decode(errors="surrogateescape")
-        return name, description | {"mixedres": own}, content
-    what, size = rng.random(), len(content)
-    if what < 0.2:
-        return name, json_text(rng, json.dumps(description).encode()), content
-    if what < 0.3:
-        return pick(rng, (f"{name}.1", "", "\x1b[31m\n", "module." + name)), description, content
-    if what < 0.4:
-        return name, description, blind(rng, content)
-    kind, width = pick(rng, (("I8", 1), ("BOOL", 1), ("F16", 2), ("BF16", 2), ("F32", 4), ("I64", 8), ("F64", 8)))
-    shape = pick(rng, ([size // width], [1, size // width], description["shape"][::-1], [], [1] * 70 + [size // width]))
-    return name, description | {"dtype": kind, "shape": shape}, content
 
 
 def checksums(files, step):
@@ -217,13 +153,12 @@ def checksums(files, step):
     return json.dumps({name: value for name, value in sums.items() if name != "checksums.json"}).encode()
 
 
+# Formats whose files consist of parts with lengths and checksums: split and join, which are inverse.
 PARTS = {
-    "jpeg": Parts(lambda data: data.split(b"\xff"), b"\xff".join),  # at its markers
-    "png": Parts(_png_split, _png_join, _png_chunk),
-    "safetensors": Parts(_tensors_split, _tensors_join, _tensor),
-    "tfrecord": Parts(
+    "png": (lambda data: [frame[4:-4] for frame in frames(data, len(PNG_MAGIC), 0, ">I", 12)], _png_join),
+    "safetensors": (_tensors_split, _tensors_join),
+    "tfrecord": (
         lambda data: [frame[12:-4] for frame in frames(data, 0, 0, "<Q", 16)],
         lambda records: b"".join(map(made.framed, records)),
     ),
-    "array_record": Parts(_array_record_split, _array_record_join),
 }
