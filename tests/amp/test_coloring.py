@@ -188,7 +188,6 @@ def test_constants_inside_of_the_range(constant):
     ("options", "expected"),
     [
         ({}, "dot f16, tanh f16, max f16, dot f16, max f32, neg f32"),
-        ({"level": "default"}, "dot f16, tanh f16, max f16, dot f16, max f32, neg f32"),
         ({"level": "allow_only"}, "dot f16, tanh f32, max f32, dot f16, max f32, neg f32"),
         ({"level": "infer_as_deny"}, "dot f16, tanh f32, max f16, dot f16, max f32, neg f32"),
         ({"lists": {"deny": {"tanh"}}}, "dot f16, tanh f32, max f16, dot f16, max f32, neg f32"),

@@ -1,5 +1,7 @@
 """BatchNorm against its definition in float64, against flax's, and across devices."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -113,17 +115,12 @@ def test_initializing_leaves_the_running_statistics_at_0_and_1(train):
         assert leaf.dtype == jnp.float32
 
 
-def _over_devices(axis_name):
-    """BatchNorm over 8 devices; statistics of all of them, stacked, whatever they are."""
-    mesh = jax.make_mesh((8,), ("data",), **MESH)
-    norm = BatchNorm(FULL, epsilon=EPSILON, axis_name=axis_name)
-    over_data, everywhere = PartitionSpec("data"), PartitionSpec()
-
-    def local(variables, x):
-        y, stats = _train(norm, variables, x)
-        return y, jax.tree.map(lambda leaf: leaf[None], stats)
-
-    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(everywhere, over_data), out_specs=over_data))
+def _over_devices(variables, x):
+    """BatchNorm over 8 devices."""
+    norm, over_data = BatchNorm(FULL, epsilon=EPSILON, axis_name="data"), PartitionSpec("data")
+    specs = {"in_specs": (PartitionSpec(), over_data), "out_specs": (over_data, PartitionSpec())}
+    local = jax.shard_map(partial(_train, norm), mesh=jax.make_mesh((8,), ("data",), **MESH), **specs)
+    return local(variables, x)
 
 
 def _uneven_inputs():
@@ -131,25 +128,12 @@ def _uneven_inputs():
     return _inputs() + np.arange(8, dtype=np.float32)[:, None, None, None]
 
 
-@pytest.mark.parametrize(("axis_name", "bound"), [("data", 2e-6), (None, 1e-5)])
-def test_statistics_cover_the_batch_or_each_device(axis_name, bound):
-    variables, x = _variables(), _uneven_inputs()
-    y, stats = _over_devices(axis_name)(variables, x)
-    for device in range(8):
-        own = slice(device, device + 1)
-        seen, of_device = (x, own) if axis_name else (x[own], slice(None))
-        expected, mean, var = reference.batch_norm_train(np.float64(seen), *_reference_args(variables), 0.9, EPSILON)
-        assert relative(y[own], expected[of_device]) < bound
-        assert relative(stats["mean"][device], mean) < bound
-        assert relative(stats["var"][device], var) < bound
-
-
 @pytest.mark.parametrize("devices", [1, 8])
 def test_gradients_follow_the_formula(devices):
     """Of a norm on one device, and of one whose statistics are those of eight."""
     variables, x = _variables(), _uneven_inputs()
     y_grad = np.float32(np.random.default_rng(2).normal(size=SHAPE))
-    norm = _over_devices("data") if devices == 8 else lambda v, x: _train(BatchNorm(FULL, epsilon=EPSILON), v, x)
+    norm = _over_devices if devices == 8 else lambda v, x: _train(BatchNorm(FULL, epsilon=EPSILON), v, x)
 
     def weighted_sum(x, params):
         return (norm({**variables, "params": params}, x)[0] * y_grad).sum()

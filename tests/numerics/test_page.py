@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import html.parser
 import json
 import pathlib
@@ -10,58 +11,44 @@ import shutil
 import subprocess
 from collections import Counter
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import mixedres.numerics
+from mixedres import numerics
 from mixedres.numerics._page.rendering import render
 from mixedres.numerics._report import Comparison, Probe
 from mixedres.numerics._rows import LEVELS
 from tests.numerics import cases
 
-FOLDER = pathlib.Path(mixedres.numerics.__file__).parent / "_page"
-RULES = {"top": 15, "smallest_normal": -14, "smallest": -24, "lost": 0.01, "flushing": 0.001, "levels": LEVELS}
+FOLDER = pathlib.Path(numerics.__file__).parent / "_page"
 HOSTILE = (
     '</script><script>alert(1)</script><!-- <img onerror=x> & {{script}} {{data}} \u2028\u2029 \ud800 "quoted" \'é'
 )
 
 
-def row(kind="gradient", name="conv", first=-20, counts=(1000,), **others):
-    about = {"kind": kind, "name": name, "module": name, "dtype": "float32", "executions": 1, "zeros": 0, "infinite": 0}
-    about |= {"nan": 0, "first": first, "counts": list(counts), "verdicts": 65 * "9", "lost": []}
-    about["size"] = sum(counts)
-    return about | others
+@functools.cache
+def written():
+    """The document of a report of two layers with everything that a page shows."""
+
+    def loss(params, x):
+        return numerics.tap(jnp.tanh(numerics.tap(x @ params["first"], "first")) @ params["second"], "second").sum()
+
+    params = {name: np.eye(4, dtype=np.float32) for name in ("first", "second")}
+    report = numerics.examine(loss, params, np.ones((2, 4), np.float32), title="a network").at_step(3)
+    comparison = Comparison("fp16", 17, 0.01, "second", 0.003)
+    document = dataclasses.replace(report, comparisons=(comparison,), notes=("a note",)).to_json()
+    rows = [{key: value for key, value in row.items() if key != "parts"} for row in document["rows"]]
+    return document | {"rows": rows}
 
 
-def document(**others):
-    kinds = ("activation", "gradient", "weight gradient", "parameter")
-    rows = [row(kind, name) for kind in kinds for name in ("stem", "block/conv1", "block/conv2")]
-    return {
-        "format": 2,
-        "title": "a network, step 3",
-        "advice": "Take this. Then that.",
-        "notes": ["a note"],
-        "present_log2_scale": 15,
-        "recommended_log2_scale": 17,
-        "max_safe_log2_scale": 19,
-        "limited_by": {"kind": "weight gradient", "name": "head/bias"},
-        "min_sufficient_log2_scale": 3,
-        "keep_float32": ["stem"],
-        "keep_float32_pattern": "^/stem$",
-        "slider": [-24, 40],
-        "rules": RULES,
-        "probes": [
-            {"step": 0, "max_safe_log2_scale": 18, "min_sufficient_log2_scale": 2, "recommended_log2_scale": 16}
-        ],
-        "comparison": [{"preset": "fp16", "log2_scale": 17, "worst": 0.01, "worst_name": "head/bias", "median": 0.003}],
-        "rows": rows,
-    } | others
-
-
-def hostile():
-    rows = [row(kind, HOSTILE, dtype=HOSTILE) for kind in ("activation", "parameter")]
-    limit = {"kind": HOSTILE, "name": HOSTILE}
-    return document(title=HOSTILE, advice=HOSTILE, notes=[HOSTILE], keep_float32=[HOSTILE], limited_by=limit, rows=rows)
+def hostile(value):
+    """A document with another text in place of all of its texts."""
+    if isinstance(value, dict):
+        return {key: hostile(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return list(map(hostile, value))
+    return HOSTILE if isinstance(value, str) else value
 
 
 class Elements(html.parser.HTMLParser):
@@ -86,7 +73,7 @@ class Elements(html.parser.HTMLParser):
 
 
 def test_page_loads_nothing_from_elsewhere():
-    page = render(document())
+    page = render(written())
     assert not re.search(r"https?:|\bsrc\s*=|\bhref\s*=|@import|url\(|fetch\(|XMLHttp|WebSocket|import\s*\(", page)
     elements = Elements(page)
     assert not {"link", "img", "iframe", "object", "embed", "base", "form"} & set(elements.tags)
@@ -96,7 +83,7 @@ def test_page_loads_nothing_from_elsewhere():
 
 
 def test_names_become_no_elements():
-    plain, page = Elements(render(document())), render(hostile())
+    plain, page = Elements(render(written() | {"advice": "without a power"})), render(hostile(written()))
     elements = Elements(page)
     assert elements.tags == plain.tags
     assert elements.attributes == plain.attributes
@@ -107,16 +94,16 @@ def test_names_become_no_elements():
     page.encode("utf-8")
 
 
-@pytest.mark.parametrize("make", [document, hostile])
+@pytest.mark.parametrize("make", [dict, hostile])
 def test_document_comes_back(make):
-    given = make()
+    given = make(written())
     before = copy.deepcopy(given)
     assert json.loads(Elements(render(given)).texts["data"]) == given == before
 
 
 def test_non_finite_numbers_become_null():
     bad = {"preset": "fp16", "log2_scale": 40, "worst": float("inf"), "worst_name": "head", "median": float("nan")}
-    read = json.loads(Elements(render(document(comparison=[bad]))).texts["data"])
+    read = json.loads(Elements(render(written() | {"comparison": [bad]})).texts["data"])
     assert read["comparison"] == [bad | {"worst": None, "median": None}]
 
 
@@ -159,18 +146,18 @@ def test_page_shows_the_verdicts_of_the_report(name):
 
 
 def test_axis_holds_every_row_and_window():
-    rows = [row(first=-40, counts=(0, 5, 1)), row(first=-90, counts=(3, 4)), row(counts=())]
+    rows = [{"first": -40, "counts": [0, 5, 1]}, {"first": -90, "counts": [3, 4]}, {"first": 0, "counts": []}]
     axis, cells = evaluate(
         "(axis => [axis, given.rows.map(row => page.cellsOf(row, axis))])"
         "(page.axisOf(given.rows, [0, 17], given.rules))",
         rows=rows,
-        rules=RULES,
+        rules=written()["rules"],
     )
     # What is below 2**-72 is in the first cell.
     assert axis == {"low": -74, "high": 18}
     assert [sum(line) for line in cells] == [6, 7, 0]
     assert cells[0][-39 + 74] == 5 and cells[0][-38 + 74] == 1 and cells[1][0] == 7
-    window = evaluate("page.windowAt(17, given.rules)", rules=RULES)
+    window = evaluate("page.windowAt(17, given.rules)", rules=written()["rules"])
     assert window == {"left": -42, "normal": -31, "right": -1}
 
 
