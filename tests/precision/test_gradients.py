@@ -154,22 +154,6 @@ def test_gradients_with_a_scale_are_no_updates():
     assert repr(grads).startswith("<ScaledGradients with 2 leaves")
 
 
-def test_scan_over_microbatches():
-    def mean_of_parts(state, params, parts):
-        def add(total, x):
-            value, grads = value_and_grad(loss)(state, params, x)
-            return jax.tree.map(jnp.add, total, grads), value
-
-        zeros = scaled(jax.tree.map(jnp.zeros_like, params), state)
-        total, values = jax.lax.scan(add, zeros, parts)
-        return values.mean(), jax.tree.map(lambda g: g / len(parts), total)
-
-    tx = optimizer()
-    value, grads = jax.jit(mean_of_parts)(tx.init(PARAMS), PARAMS, X.reshape(4, 4, 8))
-    expected, expected_grads = jax.value_and_grad(loss)(PARAMS, X)
-    close((value, grads.unscaled()), (expected, expected_grads))
-
-
 @pytest.mark.parametrize("mean", [jax.lax.pmean, lambda g, axis: jax.tree.map(lambda x: x / 8, jax.lax.psum(g, axis))])
 def test_mean_over_devices(mean):
     tx = optimizer()
