@@ -6,12 +6,13 @@ The parameters are near 1, where numbers of float16 are 0.001 apart; an update i
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import lax
 
 from mixedres.amp import autocast
 from tests.amp.graphs import colors, product_dtypes
-from tests.arrays import uniform, zeros
+from tests.arrays import uniform
 
 DTYPES = [jnp.float16, jnp.bfloat16]
 RATE = 2.0**-10  # a float16 number: a constant that is none keeps what follows it in float32 by another rule
@@ -24,22 +25,6 @@ def loss(w, x):
 
 
 gradient = jax.grad(loss)
-
-
-def sgd(w, state, g):
-    return w - RATE * g, state
-
-
-def momentum(w, state, g):
-    state = 0.9 * state + g
-    return w - RATE * state, state
-
-
-def adam(w, state, g):
-    mean, square = state
-    mean = 0.9 * mean + 0.1 * g
-    square = 0.999 * square + 0.001 * g * g
-    return w - 2.0**-13 * (mean / 0.1) / (jnp.sqrt(square / 0.001) + 1e-8), (mean, square)
 
 
 def checked_sgd(w, state, g):
@@ -57,21 +42,20 @@ def raveled_sgd(w, state, g):
 
 # In some of them a clear op (reshape, select_n, max) hands a parameter on to the next step and to a product, and must
 # not store it in half for the product.
-OPTIMIZERS = {
-    "sgd": (sgd, ()),
-    "momentum": (momentum, zeros((8, 8))),
-    "adam": (adam, (zeros((8, 8)), zeros((8, 8)))),
-    "raveled sgd": (raveled_sgd, ()),
-    "checked sgd": (checked_sgd, ()),
-    "projected sgd": (projected_sgd, ()),
-}
+OPTIMIZERS = {"raveled sgd": raveled_sgd, "checked sgd": checked_sgd, "projected sgd": projected_sgd}
+OPTAX = {"sgd": optax.sgd(RATE), "momentum": optax.sgd(RATE, 0.9), "adam": optax.adam(2.0**-13)}
 
 
-def unrolled(optimizer, state, steps):
+def unrolled(name, steps):
     """What the steps add to the parameters."""
 
+    def of_optax(w, state, g):
+        updates, state = OPTAX[name].update(g, state)
+        return w + updates, state
+
     def run(w, x):
-        before, inner = w, state
+        optimizer = OPTIMIZERS.get(name, of_optax)
+        before, inner = w, OPTAX[name].init(w) if name in OPTAX else ()
         for _ in range(steps):
             w, inner = optimizer(w, inner, gradient(w, x))
         return w - before
@@ -79,9 +63,9 @@ def unrolled(optimizer, state, steps):
     return run
 
 
-@pytest.mark.parametrize(("name", "dtype"), [(name, DTYPES[i % 2]) for i, name in enumerate(OPTIMIZERS)])
+@pytest.mark.parametrize(("name", "dtype"), [(name, DTYPES[i % 2]) for i, name in enumerate(OPTIMIZERS | OPTAX)])
 def test_unrolled_steps_keep_small_updates(name, dtype):
-    run = unrolled(*OPTIMIZERS[name], steps=3)
+    run = unrolled(name, steps=3)
     rewritten = jax.jit(autocast(run, dtype))
     expected = jax.jit(run)(W, X)
     assert 1e-5 < float(jnp.abs(expected).max()) < 2e-3

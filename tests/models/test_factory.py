@@ -1,12 +1,10 @@
 """What `create` makes of the names of networks."""
 
-import jmp
 import numpy as np
 import pytest
 
 from mixedres.models import create
-
-FULL = jmp.get_policy("params=float32,compute=float32,output=float32")
+from tests.models.networks import FULL
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ import pytest
 
 from mixedres import precision
 from mixedres._internal.module_paths import match_module
+from mixedres.amp._explain import casts
 from mixedres.models import module_paths
 from mixedres.models.layers import policy_at
 from mixedres.numerics._recording.frames import module_path
-from tests.amp.graphs import SHORT, dtypes_by
+from tests.amp.graphs import SHORT, dtypes_by, product_dtypes, products
 from tests.arrays import normal
 from tests.models.networks import random_variables, small
 
@@ -62,6 +63,14 @@ def test_only_kept_products_are_float32(pattern, preset, version):
     found = dtypes_by(lambda scope: "/" + module_path(scope).partition("/")[2], backward(apply, variables))
     paths = {path for path in module_paths(variables["params"]) if "conv" in path or path == "/head"}
     assert found == {path: {"f32" if match_module(pattern, path) else "f16"} for path in paths}
+
+
+def test_rewrite_has_no_more_casts_than_casting_layers():
+    rewritten, casting = (backward(*network(preset)[:2]) for preset in ("fp16_rewrite", "fp16"))
+    assert 0 < sum(casts(rewritten, jnp.float16)) <= sum(casts(casting, jnp.float16))
+    # The same arithmetic: the rewrite adds and removes no product. 6 convolutions and their gradients, the head's.
+    assert len(products(rewritten)) == len(products(casting)) == 3 * 6 - 1 + 3
+    assert product_dtypes(rewritten) == {"f16"}
 
 
 @pytest.mark.parametrize(("pattern", "version"), [(p, "21"[i % 2]) for i, p in enumerate(PATTERNS)])
