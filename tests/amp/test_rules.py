@@ -13,9 +13,7 @@ LISTS = Lists()
 PUBLIC = sorted({value.name for name, value in vars(primitives).items() if name.endswith("_p")})
 
 
-def test_lists_are_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        LISTS.allow = frozenset()
+def test_lists_of_names_become_frozen_sets():
     same = Lists(**{category: list(getattr(LISTS, category)) for category in CATEGORIES})
     assert all(isinstance(getattr(same, category), frozenset) for category in CATEGORIES)
     assert same == LISTS != LISTS.replace({"deny": {"tanh"}}) and hash(same) == hash(LISTS)
@@ -101,7 +99,6 @@ def test_every_public_primitive_can_be_moved_and_no_call():
         ({"deny": {"tanh"}, "clear": {"tanh"}}, ValueError, "'tanh' is on two lists"),
         ({"deny": {"tanh"}, "unlisted": {"tanh"}}, ValueError, "'tanh' is on two lists, 'deny'"),
         ({"deny": {"tahn"}}, ValueError, "'tahn', on the deny list, is not a primitive of JAX"),
-        ({"denied": {"tanh"}}, ValueError, "'denied' is not a list"),
         ({"deny": 3}, TypeError, "the deny list must contain names of primitives, got 3"),
         ({"deny": {jnp.tanh}}, TypeError, "the deny list must contain names of primitives, got"),
     ],

@@ -76,10 +76,6 @@ def check_float32(tree):
     assert dtypes == {jnp.dtype("float32")}
 
 
-def same(a, b):
-    jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
 def digits():
     """A batch of images (b, 8, 8, 1), and labels."""
     from sklearn.datasets import load_digits
@@ -115,7 +111,8 @@ def test_flax_linen(example):
     too_large = DynamicLossScale(2.0**60, max_loss_scale=2.0**60)
     skipped = module.step(state.replace(opt_state=state.opt_state._replace(loss_scale=too_large)), *digits())
     assert skipped.opt_state.loss_scale.loss_scale == 2.0**59
-    same((skipped.params, skipped.batch_stats), (state.params, state.batch_stats))
+    kept = [(each.params, each.batch_stats) for each in (skipped, state)]
+    jax.tree.map(np.testing.assert_array_equal, *kept)
     applied = module.step(state, *digits())
     assert applied.opt_state.grads_finite
     assert (applied.batch_stats["norm0"]["mean"] != state.batch_stats["norm0"]["mean"]).all()

@@ -1,4 +1,4 @@
-"""What the traced networks compute in which dtype."""
+"""What the traced networks compute in which dtype, with fused norms too."""
 
 from collections import Counter
 from functools import partial
@@ -9,6 +9,7 @@ import jmp
 import pytest
 
 from mixedres._internal.jax_compat import equations
+from mixedres.models.resnet import Block
 from tests.models.networks import shapes_of, small
 
 IMAGES = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
@@ -61,3 +62,34 @@ def test_norm_policy_reaches_every_norm(dtype):
     assert operands(differences) == {dtype: CONVS}
     # The statistics do not follow it.
     assert operands(eqn for eqn in found if eqn.primitive.name == "rsqrt") == {"float32": CONVS}
+
+
+# Fused norms: test_resnet has the numbers of the networks.
+KEPT = ["^/stem_norm$|/norm1$", "/norm2$", "^/block_layer1_1/norm2$|^/block_layer2_1/norm_proj$", "^/block_layer2_1$"]
+
+
+@pytest.mark.parametrize("keep", KEPT)
+def test_fused_network_keeps_float32_layers(keep):
+    """Every block returns the dtype of the plain one, wherever a norm or a block is kept."""
+    settings = {"policy": "p=f32,c=f16,o=f16", "keep_float32": keep}
+    networks = [small("resnet18", "1.5", fused=fused, **settings) for fused in (False, True)]
+    variables = shapes_of(networks[0])
+
+    def dtypes(model):
+        options = {"mutable": True, "capture_intermediates": lambda module, _: isinstance(module, Block)}
+        _, found = jax.eval_shape(lambda *args: model.apply(*args, True, **options), variables, IMAGES)
+        return jax.tree.map(lambda x: x.dtype, found["intermediates"])
+
+    plain, fused = map(dtypes, networks)
+    assert plain == fused
+    assert fused["block_layer2_1"]["__call__"] == (jnp.float32 if keep == KEPT[-1] else jnp.float16,)
+
+
+@pytest.mark.parametrize(("name", "version"), [("resnet18", "1.5"), ("cifar_resnet20", "1")], ids=str)
+def test_fused_network_evaluates_like_the_plain_one(name, version):
+    plain, fused = (small(name, version, "float32", fused=fused) for fused in (False, True))
+    forms = [(model, train) for model in (plain, fused) for train in (False, True)]
+    init = [jax.eval_shape(partial(model.init, train=train), jax.random.key(0), IMAGES) for model, train in forms]
+    assert init[0] == init[1] == init[2] == init[3]
+    programs = [str(jax.make_jaxpr(partial(model.apply, train=False))(init[0], IMAGES)) for model in (plain, fused)]
+    assert programs[0] == programs[1]

@@ -128,12 +128,6 @@ def examined(name: str) -> tuple[Case, numerics.Report]:
     return case, numerics.examine(case.loss(F32), case.params, case.batch, 1.0, title=name)
 
 
-def is_finite(case: Case) -> Callable[[int], bool]:
-    """A function of an exponent s: whether real gradients in float16 are finite at the scale 2**s."""
-    grad = jax.jit(lambda scale: jax.grad(case.loss(F16))(case.params, case.batch, scale))
-    return lambda s: all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(grad(2.0**s))))
-
-
 def worst_errors(case: Case, *log2_scales: int) -> list[float]:
     """Largest l2 errors of a weight gradient in float16 at the scales 2**log2_scale, relative to float32."""
     exact = jax.jit(lambda: jax.grad(case.loss(F32))(case.params, case.batch, 1.0))()

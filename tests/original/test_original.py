@@ -167,7 +167,6 @@ def test_two_steps_equal_the_original(name, found):
     measured["weights"] = apart(of, params)
     way = [{path: values[path] - before[path] for path in params} for values in (of, params)]
     measured["way of the weights"] = apart(*way)
-    print(name, measured)
     assert {key: value for key, value in measured.items() if value > limits[key]} == {}
 
 
