@@ -53,7 +53,7 @@ def test_sums_and_exponentials_of_half_arrays_are_float32(name):
     assert distance(got, want) < 4.9e-4  # the rounding of the result
 
 
-@pytest.mark.parametrize("name", ["log_softmax", "softmax", "norm"])
+@pytest.mark.parametrize("name", ["log_softmax", "norm"])
 def test_gradients_of_half_arrays(name):
     function, _ = FUNCTIONS[name]
     weights = normal(1, jax.eval_shape(function, X).shape)

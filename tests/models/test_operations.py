@@ -90,7 +90,8 @@ def test_cpu_form_is_as_close_to_float64_as_its_dtype_is(case, dtype):
 
 def test_shape_chooses_the_cpu_form(small_pieces):
     for shape in PRODUCTS + WINDOWS:
-        assert counts(shape)["conv_general_dilated"] == 0 and counts(shape)["dot_general"] == 3
+        found = counts(shape)
+        assert found["conv_general_dilated"] == 0 and found["dot_general"] == 3
     for shape, pieces in zip(PIECES, (6, 4, 2), strict=True):
         assert counts(shape)["conv_general_dilated"] == 2 + pieces
     for shape in PLAIN:
@@ -128,12 +129,12 @@ def test_batch_is_divided_into_equal_pieces_for_the_cache():
     assert pieces(7, 64, 64, 64) == 7 and pieces(34, 64, 64, 64) == 2 and pieces(1, 512, 64, 64) == 1
 
 
-@pytest.mark.parametrize("shape", [PRODUCTS[0], WINDOWS[0], PIECES[0]], ids=["product", "windows", "pieces"])
-def test_further_derivatives_of_the_cpu_form(shape, small_pieces):
-    x, kernel, _ = arrays(shape, "float32")
+def test_further_derivatives_of_the_cpu_form(small_pieces):
+    """Of the only form that has a derivative of its own."""
+    x, kernel, _ = arrays(PIECES[0], "float32")
 
     def f(x, kernel):
-        return jnp.sin(convolution(x, kernel, shape[6])).sum()
+        return jnp.sin(convolution(x, kernel, 1)).sum()
 
     def results(x, kernel):
         gradient = jax.grad(f, 1)
