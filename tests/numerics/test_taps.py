@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mixedres.numerics import _taps
-from mixedres.numerics._exponents import Exponents
+from tests.numerics.test_exponents import histogram
 
 RNG = np.random.default_rng(0)
 WEIGHTS = [jnp.asarray(RNG.standard_normal((6, 6)), jnp.float32) for _ in range(3)]
@@ -86,9 +86,9 @@ def test_every_element_is_counted_and_no_number_is_changed(fn, outer):
     found = _taps.read(statistics)
     assert list(found) == ["hidden", "out"]
     values, gradients = hidden_values(WEIGHTS, X)
-    assert_close(found["hidden"].value, Exponents.from_array(values.astype(np.float32)))
-    assert_close(found["hidden"].gradient, Exponents.from_array(gradients.astype(np.float32)))
-    assert_close(found["out"].value, Exponents.from_array(values[-1].astype(np.float32)))
+    assert_close(found["hidden"].value, histogram(values.astype(np.float32)))
+    assert_close(found["hidden"].gradient, histogram(gradients.astype(np.float32)))
+    assert_close(found["out"].value, histogram(values[-1].astype(np.float32)))
     times = len(X) if fn is mapped else 1
     assert (found["hidden"].executions, found["out"].executions) == (3 * times, times)
 
@@ -131,8 +131,8 @@ def test_shard_map_counts_every_device(check_vma):
     found = _taps.read(statistics)
     values, gradients = hidden_values(WEIGHTS, X)
     assert found["hidden"].executions == 24
-    assert_close(found["hidden"].value, Exponents.from_array(values.astype(np.float32)))
-    assert_close(found["hidden"].gradient, Exponents.from_array((8 * gradients).astype(np.float32)))
+    assert_close(found["hidden"].value, histogram(values.astype(np.float32)))
+    assert_close(found["hidden"].gradient, histogram((8 * gradients).astype(np.float32)))
 
 
 def test_taps_take_half_values_and_trees():
@@ -145,7 +145,7 @@ def test_taps_take_half_values_and_trees():
     dtypes = _taps.names(fn, a, b)
     assert dtypes == {"both['a']": np.float16, "both['b'][0]": np.float32} and list(statistics.names) == list(dtypes)
     found = _taps.read(statistics)
-    assert_close(found["both['a']"].gradient, Exponents.from_array(b.astype(jnp.float16)))
+    assert_close(found["both['a']"].gradient, histogram(b.astype(jnp.float16)))
     assert len(gradients) == 2 and aux.shape == (3,) and np.isfinite(value)
 
 
