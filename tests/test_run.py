@@ -156,7 +156,9 @@ def test_network_of_the_weights_is_taken(stripes, tmp_path):
     assert train.plan(wanted, source=source).config.model.name == "cifar_resnet8"
     # A run that goes on needs the weights no more.
     gone = tiny(model="auto", init_from="gone.safetensors")
-    assert planning._with_network(gone, checkpoints.RecordedRun(directory).config(), None).model.name == "cifar_resnet8"
+    recorded = checkpoints.RecordedRun(directory).config() | {"model.name": "cifar_resnet14", "model.version": "1"}
+    network = planning._with_network(gone, recorded, None).model
+    assert (network.name, network.version) == ("cifar_resnet14", "1")
     with pytest.raises(ConfigError, match=r"gone\.safetensors does not exist"):
         train.plan(gone, tmp_path)
 
