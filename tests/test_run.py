@@ -9,7 +9,7 @@ import pytest
 import mixedres
 from mixedres import checkpoints, data, main, train
 from mixedres._internal.errors import ConfigError, DataError
-from mixedres.train import planning
+from mixedres.train import evaluation, loop, planning
 from tests.train import run_cases
 from tests.train.run_cases import tiny
 
@@ -77,6 +77,16 @@ def test_checkpoints_have_names(stripes):
     for name, words in (("@7", f"has no checkpoint of step 7; it has {', '.join(map(str, kept))}"), ("@last", "exist")):
         with pytest.raises(ConfigError, match=words):
             mixedres.load(f"{directory}{name}")
+
+
+def test_best_is_the_first_of_the_highest_top1(tmp_path, monkeypatch):
+    run_cases.shrink(monkeypatch)
+    measured = iter([0.25, 0.5, 0.5, 0.125])
+    means = evaluation.means
+    monkeypatch.setattr(loop.evaluation, "means", lambda sums: means(sums) | {"top1": next(measured)})
+    summary = run_cases.fit(tiny(steps=8), tmp_path / "run")
+    assert (summary["best"], summary["eval"]["top1"]) == ({"step": 4, "top1": 0.5}, 0.125)
+    assert set(checkpoints.RecordedRun(tmp_path / "run").steps()) >= {4, 8}
 
 
 def test_finished_run_is_only_read(stripes, capsys):
