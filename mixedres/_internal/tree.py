@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mixedres._internal.types import DType
+
 HALF = (np.dtype(jnp.float16), np.dtype(jnp.bfloat16))
 
 
@@ -55,3 +57,18 @@ def is_half(x: Any) -> bool:
 def is_inexact(x: Any) -> bool:
     """Returns whether an array, the aval of an array or a number has a floating-point or complex dtype."""
     return bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))
+
+
+def at_least_float32(dtype: DType) -> np.dtype[Any]:
+    """Returns float32, or the given dtype of real numbers if it is wider.
+
+    `jnp.promote_types` would raise an error where JAX is set to strict promotion.
+    """
+    given = np.dtype(jnp.dtype(dtype))
+    return given if given.itemsize > 4 else np.dtype(np.float32)
+
+
+def represents(wide: DType, narrow: DType) -> bool:
+    """Returns whether a floating-point dtype has every number of another one, such as float32 those of float8_e5m2."""
+    new, old = map(jnp.finfo, (wide, narrow))
+    return bool(new.nmant >= old.nmant and new.maxexp >= old.maxexp and new.minexp <= old.minexp)

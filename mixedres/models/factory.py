@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import jmp
 
+from mixedres._internal.tree import at_least_float32
 from mixedres._internal.types import DType
 from mixedres.models import onednn, resnet
 from mixedres.models.names import OPTIONS, check_options, resnet_shape
@@ -151,7 +152,7 @@ def _check(model: ResNet) -> None:
     except re.error as error:
         raise ValueError(f"keep_float32={model.keep_float32!r} is not a regular expression: {error}") from None
     check_options({name: getattr(model, name) for name in OPTIONS})
-    wide, norms = jnp.promote_types(model.policy.compute_dtype, jnp.float32), model.norm_policy
+    wide, norms = at_least_float32(model.policy.compute_dtype), model.norm_policy
     if model.fused and norms is not None and norms.compute_dtype != wide:
         raise ValueError(f"fused norms compute in {wide}, and norm_policy in {jnp.dtype(norms.compute_dtype)}")
 

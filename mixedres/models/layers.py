@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import jmp
 
 from mixedres._internal.module_paths import match_module
+from mixedres._internal.tree import at_least_float32
 from mixedres._internal.types import DType, Function
 from mixedres.models import fused
 from mixedres.models.fused import NormConfig
@@ -36,7 +37,7 @@ def policy_at(path: Sequence[str], policy: jmp.Policy, keep_float32: str) -> jmp
     """
     if not keep_float32 or match_module(keep_float32, "/" + "/".join(path)) is None:
         return policy
-    compute, output = (jnp.promote_types(d, jnp.float32) for d in (policy.compute_dtype, policy.output_dtype))
+    compute, output = (at_least_float32(d) for d in (policy.compute_dtype, policy.output_dtype))
     return jmp.Policy(policy.param_dtype, compute, output)
 
 
@@ -153,7 +154,7 @@ class BatchNorm(nn.Module):
         """Normalizes `x` (batch, ..., features) by its own statistics in training, else by the running averages."""
         policy, own = policy_of(self), self._variables(x.shape[-1])
         compute_dtype = policy.compute_dtype
-        stats_dtype = jnp.promote_types(compute_dtype, jnp.float32)
+        stats_dtype = at_least_float32(compute_dtype)
         if train:
             mean, var = self._batch_statistics(x.astype(stats_dtype))
             if not self.is_initializing():
@@ -176,7 +177,7 @@ class BatchNorm(nn.Module):
     @nn.nowrap
     def _variables(self, features: int) -> NormVariables:
         policy = policy_of(self)
-        stats_dtype = jnp.promote_types(policy.compute_dtype, jnp.float32)
+        stats_dtype = at_least_float32(policy.compute_dtype)
         return NormVariables(
             scale=self.param("scale", self.scale_init, (features,), policy.param_dtype),
             bias=self.param("bias", nn.initializers.zeros, (features,), policy.param_dtype),

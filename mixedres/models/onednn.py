@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mixedres._internal.tree import at_least_float32
 from mixedres._internal.types import DType, PrecisionLike
 from mixedres.models.products import Pads, has_fewer_pixels, piece_counts, product_of_windows, windows, xla_convolution
 
@@ -142,7 +143,7 @@ def _by_convolutions(
 ) -> jax.Array:
     def gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
         transposed = jax.linear_transpose(lambda kernel: xla_convolution(x, kernel, stride, around, precision), kernel)
-        return transposed(dy)[0].astype(jnp.promote_types(x.dtype, jnp.float32))
+        return transposed(dy)[0].astype(at_least_float32(x.dtype))
 
     most = x.shape[0] // _IMAGES if x.size > _PIECE else 1
     count = max(n for n in piece_counts(x.shape[0]) if n <= max(1, most))

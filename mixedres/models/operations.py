@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from mixedres._internal.tree import at_least_float32
 from mixedres._internal.types import Array, PrecisionLike
 from mixedres.models import onednn
 from mixedres.models.products import (
@@ -120,7 +121,7 @@ def _tangent_in_pieces(
     if not isinstance(dx, SymbolicZero):
         terms.append(xla_convolution(dx, kernel, stride, around, precision))
     if not isinstance(dkernel, SymbolicZero):
-        wide = jnp.promote_types(x.dtype, jnp.float32)
+        wide = at_least_float32(x.dtype)
         pieces, wide_dkernel = jnp.split(x.astype(wide), _pieces(x, kernel, stride)), dkernel.astype(wide)
         rows = [xla_convolution(piece, wide_dkernel, stride, around, precision) for piece in pieces]
         terms.append(jnp.concatenate(rows).astype(x.dtype))
@@ -148,7 +149,7 @@ def _wide_product_of_windows(
     XLA for CPUs computes products of any dtype in float32. So the gradient of `x`, a sum over windows, is rounded once,
     like the gradient of a convolution.
     """
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    wide = at_least_float32(x.dtype)
     return product_of_windows(x.astype(wide), kernel.astype(wide), stride, around, precision).astype(x.dtype)
 
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import jmp
 
+from mixedres._internal.tree import at_least_float32
 from mixedres.models.layers import Conv, Norms, add, policy_of
 from mixedres.models.operations import max_pool
 
@@ -137,7 +138,7 @@ class Head(nn.Module):
         param_dtype, compute_dtype = policy.param_dtype, policy.compute_dtype
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.num_classes), param_dtype)
         bias = self.param("bias", nn.initializers.zeros, (self.num_classes,), param_dtype)
-        wide = jnp.promote_types(compute_dtype, jnp.float32)
+        wide = at_least_float32(compute_dtype)
         y = jnp.dot(x.astype(compute_dtype), kernel.astype(compute_dtype), precision=self.precision)
         return (y.astype(wide) + bias.astype(wide)[None]).astype(compute_dtype)
 
@@ -236,7 +237,7 @@ class ResNet(nn.Module):
             # (YNNPACK; NaN for ResNet-18 in bfloat16 from 160 pixels on).
             x = jax.lax.optimization_barrier(x)
         # The mean over 49 and more values is computed in float32.
-        x = x.astype(jnp.promote_types(compute_dtype, jnp.float32)).mean((1, 2)).astype(compute_dtype)
+        x = x.astype(at_least_float32(compute_dtype)).mean((1, 2)).astype(compute_dtype)
         self.sow("intermediates", "final_reduce_mean", x)
         x = Head(self.num_classes, self.policy, self.head_init, self.precision, self.keep_float32, name="head")(x)
         self.sow("intermediates", "final_dense", x)
@@ -261,7 +262,7 @@ class ResNet(nn.Module):
 
     @nn.nowrap
     def _norms(self, train: bool) -> Norms:
-        wide = jnp.promote_types(self.policy.compute_dtype, jnp.float32)
+        wide = at_least_float32(self.policy.compute_dtype)
         return Norms(
             train=train,
             # Initialization needs no statistics and has no mesh axes to average them over.

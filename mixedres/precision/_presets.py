@@ -10,6 +10,7 @@ import jmp
 from jax.typing import DTypeLike
 
 from mixedres._internal.names import LEVELS, PRESETS, unknown_preset
+from mixedres._internal.tree import at_least_float32
 from mixedres._internal.types import Function
 from mixedres.amp import Keep, Lists, ListsLike, autocast
 from mixedres.precision._loss_scale import LossScale, make_loss_scale
@@ -70,7 +71,7 @@ class Precision:
         """Returns the reason why `mixedres.models.fused` cannot compute norms in this precision; None if it can."""
         if self.implementation == "graph_rewrite":
             return f"precision {self.name}, whose graph rewrite sees single layers; take a preset that casts, or false"
-        computes, fused = self.norm_policy.compute_dtype, jnp.promote_types(self.policy.compute_dtype, jnp.float32)
+        computes, fused = self.norm_policy.compute_dtype, at_least_float32(self.policy.compute_dtype)
         if computes != fused:
             return f"norm_policy '{self.norm_policy}': fused norms compute in {fused}; write compute={fused}"
         return None

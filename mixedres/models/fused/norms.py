@@ -168,7 +168,10 @@ def norm_add_relu(
 def _norm_add_relu_forward(y: jax.Array, x: jax.Array, scale: jax.Array, bias: jax.Array, config: NormConfig) -> Any:
     vectors, statistics = batch_statistics(y, scale, bias, config)
     y_here, x_here, here = _barrier((y, x, vectors))
-    out = _relu(here.applied(y_here) + x_here.astype(jnp.promote_types(accum_dtype(y), x.dtype)), config)
+    out = _relu(
+        here.applied(y_here) + x_here.astype(max(accum_dtype(y), accum_dtype(x), key=lambda dtype: dtype.itemsize)),
+        config,
+    )
     # An empty array with the dtype of `x`: only arrays can be residuals.
     return (out, statistics), (y, out, vectors, scale, bias, jnp.zeros(0, x.dtype))
 

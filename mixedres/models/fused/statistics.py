@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mixedres._internal.tree import at_least_float32
+
 
 class NormConfig(NamedTuple):
     """Static options of a fused norm.
@@ -71,7 +73,7 @@ def _over(v: jax.Array, y: jax.Array) -> jax.Array:
 
 def accum_dtype(y: jax.Array) -> Any:
     """Returns the dtype of sums and arithmetic: float32, or the dtype of `y` if that is wider."""
-    return jnp.promote_types(y.dtype, jnp.float32)
+    return at_least_float32(y.dtype)
 
 
 def batch_statistics(y: jax.Array, scale: jax.Array, bias: jax.Array, config: NormConfig) -> tuple[Vectors, Statistics]:

@@ -21,8 +21,10 @@ def _statistics(array: jax.Array) -> jax.Array:
     real = jnp.issubdtype(array.dtype, jnp.floating)
     finite = lax.is_finite(array) if real else jnp.isfinite(array)
     magnitude = lax.abs(array).astype(jnp.float32)
-    masked = finding.MASKED * (array.astype(jnp.float32) == -jnp.inf) if real else jnp.zeros(array.shape, jnp.float32)
-    operands = jnp.where(finite, finding.FINITE, masked), jnp.where(finite, magnitude, 0.0)
+    # Constants with a dtype: numbers of Python become float64 where JAX is set to x64.
+    zero, is_mask = np.float32(0), array.astype(jnp.float32) == np.float32(-np.inf) if real else np.zeros((), bool)
+    masked = jnp.where(is_mask, np.float32(finding.MASKED), zero)
+    operands = jnp.where(finite, np.float32(finding.FINITE), masked), jnp.where(finite, magnitude, zero)
     # One reduction with two results: with thousands of arrays compilation takes most of the time.
     both = lax.reduce(operands, (np.float32(1), np.float32(0)), _smaller_and_larger, tuple(range(array.ndim)))
     return jnp.stack(both)

@@ -25,6 +25,8 @@ _SATURATING |= {
 }
 # They read a part of the operand; "" is the slice that an iteration of a scan reads.
 _SATURATING |= {"", "slice", "dynamic_slice", "gather", "split", "dynamic_update_slice", "scatter"}
+# They write into a mutable array, which is measured when it is read.
+_SATURATING |= {"new_ref", "swap", "addupdate"}
 
 
 def places(tensors: Iterable[Tensor]) -> list[Place]:

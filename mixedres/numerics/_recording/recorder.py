@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jaxprs import control_flow
+from mixedres._internal.tree import represents
 from mixedres._internal.types import Array, Equation, Jaxpr
 from mixedres.numerics._recording.frames import Frame, Index, Links, Path, Place, Statistics, Tensor, link, place
 
@@ -49,7 +50,7 @@ def is_widening(eqn: Equation) -> bool:
         return False
     old, new = (jnp.result_type(atom.aval) for atom in (*eqn.invars, *eqn.outvars))
     both_floats = jnp.issubdtype(old, jnp.floating) and jnp.issubdtype(new, jnp.floating)
-    return both_floats and jnp.promote_types(old, new) == new
+    return both_floats and represents(new, old)
 
 
 class Site(NamedTuple):
@@ -68,6 +69,8 @@ class Recorder:
 
     # Primitives whose results are not measured, because the measured operand says the same.
     unmeasured = frozenset(SAME_ELEMENTS)
+    # Names of the measurements that `operation` may return after the results of an equation.
+    extras: tuple[str, ...] = ()
 
     def __init__(self, platform: str) -> None:
         self.frames: dict[Path, Frame] = {}
@@ -82,7 +85,7 @@ class Recorder:
         return jnp.stack(numbers)
 
     def operation(self, eqn: Equation, arrays: list[Array]) -> list[Any]:
-        """Returns the results of an equation without a body that is entered."""
+        """Returns the results of an equation without a body that is entered, and perhaps the `extras`."""
         return jax_compat.bind(eqn, *arrays)
 
     def carried(self, array: Array) -> Any:
@@ -179,8 +182,10 @@ class Recorder:
         if name in self.unmeasured or is_widening(eqn):
             tensors = [arg.tensor for arg in args] if len(args) >= len(results) else [args[0].tensor] * len(results)
             return [Value(self.kept(x), tensor) for x, tensor in zip(results, tensors, strict=False)]
-        links = link(*(arg.tensor for arg in args))
-        return [self._result(tape, eqn, result, site, links) for result in results]
+        links, count = link(*(arg.tensor for arg in args)), len(eqn.outvars)
+        for extra, array in zip(self.extras, results[count:], strict=False):
+            self._measured(tape, array, link(), primitive=extra, **site._asdict())
+        return [self._result(tape, eqn, result, site, links) for result in results[:count]]
 
     def _result(self, tape: Tape, eqn: Equation, array: Array, site: Site, links: Links) -> Value:
         return self._measured(tape, array, links, primitive=eqn.primitive.name, **site._asdict())
