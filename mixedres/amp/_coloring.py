@@ -171,6 +171,11 @@ def color(graph: Graph) -> None:
     _deny_forward(nodes, graph.dtype)
     _infer_between(nodes, allowed, pinned)
     spread(nodes, graph.dtype, after - running, pinned)
+    for node in reversed(nodes):  # every reader of a node comes before the node
+        readers = list(node.consumers())
+        inexact = node.half and node.category == "clear" and not _exact_in_half(node, graph.dtype)
+        if inexact and readers and all(graph.copies(reader) for reader in readers):
+            node.half, node.reason = False, "clear, only copies read it, whose gradient is summed in float32"
     for node, name in saved_in_half(graph, allowed).items():
         reason = f"{PATTERNS[name].reason}: float32, saved for its gradient in {graph.dtype}"
         node.saves_half, node.reason = True, reason
@@ -261,10 +266,13 @@ def _deny_forward(nodes: list[Node], dtype: np.dtype) -> None:
                     queue.append((follower, cause))
 
 
-def _pinned(nodes: list[Node], dtype: np.dtype, additions: set[Node]) -> dict[Node, str]:
-    """Returns the nodes that stay in float32 for a reason other than a taint, each with the reason."""
+def _pinned(nodes: list[Node], dtype: np.dtype, additions: dict[Node, str]) -> dict[Node, str]:
+    """Returns the nodes that stay in float32 for a reason other than a taint, each with the reason.
+
+    `additions` are nodes with reasons, from `_running_values`.
+    """
     pinned = dict.fromkeys(_only_broadcast(nodes), "read by broadcasting alone: a gradient of it would be a sum")
-    pinned |= dict.fromkeys(additions, "adds to a running float32 value: in half, small updates would be lost")
+    pinned |= additions
     for node in nodes:
         if dtype == jnp.float16 and node.primitive in ("reduce_max", "reduce_min"):
             before, left = node.eqn.invars[0].aval, node.eqn.outvars[0].aval
@@ -307,14 +315,14 @@ def _last_infer(node: Node) -> set[Node]:
     return {n for n in (node, *reached) if n.category == "infer"}
 
 
-def _running_values(nodes: list[Node], after: set[Node]) -> tuple[set[Node], set[Node]]:
-    """(additions to running values, all nodes that compute running values).
+def _running_values(nodes: list[Node], after: set[Node]) -> tuple[dict[Node, str], set[Node]]:
+    """Returns the additions to running values, each with the reason why it is float32, and all running values.
 
     Running values are parameters, moments and states of unrolled loops, to which rounding would lose small updates. A
     value runs if it is the sum of an operand of its shape that depends on no allow op, or of a running value, or a
     running value multiplied by a number, clipped, selected or reshaped.
     """
-    additions: set[Node] = set()
+    additions: dict[Node, str] = {}
     running: set[Node] = set()
 
     def runs(atom: Atom, value: Value, shape: tuple[int, ...]) -> bool:
@@ -329,12 +337,21 @@ def _running_values(nodes: list[Node], after: set[Node]) -> tuple[set[Node], set
             continue
         shape = node.eqn.outvars[0].aval.shape
         if node.primitive in ADDITIONS:
-            if any(runs(atom, value, shape) for atom, value in zip(node.eqn.invars, node.ins, strict=True)):
-                additions.add(node)
+            operands = zip(node.eqn.invars, node.ins, strict=True)
+            if found := [value for atom, value in operands if runs(atom, value, shape)]:
+                additions[node] = _reason_to_add_in_float32(found, running)
                 running.add(node)
         elif (node.category == "clear" or _scales(node)) and any(value.producer in running for value in node.ins):
             running.add(node)
     return additions, running
+
+
+def _reason_to_add_in_float32(operands: list[Value], running: set[Node]) -> str:
+    """Returns the reason for a sum or difference of which these operands are inputs, running values, or alike."""
+    if any(value.producer in running for value in operands):
+        return "adds to a running float32 value: in half, small updates would be lost"
+    kind = "is an input of the function" if any(value.producer is None for value in operands) else "is of no product"
+    return f"one operand {kind}: in half, a small sum or difference would be lost"
 
 
 def _scales(node: Node) -> bool:

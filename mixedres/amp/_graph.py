@@ -15,12 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Literal
 
 from mixedres._internal import jax_compat
 from mixedres._internal.module_paths import modules
 from mixedres._internal.tree import is_half
 from mixedres._internal.types import Array, Equation
-from mixedres.amp._rules import DEVICE_COPIES, GATHERS, Lists
+from mixedres.amp._rules import COPIES, DEVICE_COPIES, GATHERS, JOINS, Lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,6 +274,18 @@ class Graph:
         value = node.ins[0]
         return value.is_f32 and not (value.producer is not None and value.producer.half)
 
+    def copies(self, node: Node) -> bool:
+        """Returns whether a half node copies elements of an operand whose gradient must be summed in float32."""
+        name, eqn = node.primitive, node.eqn
+        if not node.half or name not in COPIES | DEVICE_COPIES | GATHERS | JOINS:
+            return False
+        if name in JOINS:
+            return repeats(eqn)
+        if name in COPIES and name != "gather":
+            operand = eqn.invars[0]
+            return not isinstance(operand, Literal) and exceeds(eqn.outvars[0].aval.shape, operand.aval.shape)
+        return name == "gather" or self.copies_to_devices(node)
+
     def unsteady_loops(self) -> Iterator[Equation]:
         """Yields `while` loops whose condition depends on a half product: rounding may delay or prevent their end."""
         loops = {path: eqn for path, eqn in self.calls.items() if eqn.primitive.name == "while"}
@@ -291,6 +304,12 @@ class Graph:
         """Collects the calls that contain half nodes; must be called after coloring."""
         rewritten = [node for node in self.nodes if node.half or node.saves_half or node.widened or node.program]
         self._half_regions = {node.path[:depth] for node in rewritten for depth in range(len(node.path) + 1)}
+
+
+def repeats(eqn: Equation) -> bool:
+    """Returns whether an equation has an operand more than once, as the concatenation of `jnp.pad(mode="wrap")`."""
+    variables = [atom for atom in eqn.invars if not isinstance(atom, Literal)]
+    return len(set(variables)) < len(variables)
 
 
 def reach(roots: Iterable[Node], step: Callable[[Node], Iterable[Node]], enter: Callable[[Node], bool]) -> set[Node]:

@@ -72,7 +72,9 @@ CLEAR = _names("""
 # Binary ops with an operand that may be smaller than the result, and ops that repeat elements of their operand. The
 # gradient of a repeated operand is a sum, so such an operand is read in float32 and its gradient summed in float32.
 BROADCASTING = _names("add sub mul div rem atan2 max min clamp")
-COPIES = _names("gather broadcast_in_dim broadcast_to")
+COPIES = _names("gather broadcast_in_dim broadcast_to tile")
+# Ops that join operands, of which one may be given several times.
+JOINS = _names("concatenate stack")
 # Ops that copy a value to several devices, so that its gradient is a sum over devices. The last two also join slices.
 DEVICE_COPIES = _names("pvary pcast pbroadcast")
 GATHERS = _names("all_gather all_gather_invariant")
@@ -111,6 +113,9 @@ class Lists:
     """Lists of primitive names. A primitive on no list runs in float32 and stops every propagation.
 
         autocast(fn, lists=Lists().replace({"deny": {"tanh"}}))
+
+    The defaults are the lists of float16. `Lists.default("bfloat16")` has those of bfloat16, in which powers may be
+    half. An argument such as `lists={"deny": {"tanh"}}` changes the lists of the dtype in use.
 
     Attributes:
       allow: primitives that always run in half, by their names in a jaxpr ('dot_general'); a user-defined

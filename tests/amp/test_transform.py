@@ -194,3 +194,13 @@ def test_checkpoint_policy_is_kept():
     # Without saved products the backward pass computes both again, or the first one where only that is needed.
     assert saved(jax.checkpoint_policies.dots_saveable) == 4
     assert saved(jax.checkpoint_policies.nothing_saveable) > 4
+
+
+def test_difference_from_an_input_has_its_own_reason():
+    def fn(x, w, y):
+        return jnp.square(x @ w - y)
+
+    (difference,) = (d for d in explain(fn)(X, X.T, X @ X.T).decisions if d.primitive == "sub")
+    assert (
+        difference.reason == "one operand is an input of the function: in half, a small sum or difference would be lost"
+    )

@@ -21,8 +21,8 @@ from mixedres._internal.types import Array, Equation
 from mixedres.amp._evaluation.custom_derivatives import call_in_half
 from mixedres.amp._evaluation.half_derivatives import gathered, saving_half, solved_product, wide_product
 from mixedres.amp._evaluation.values import as_dtype, cast, in_dtype, is_f32
-from mixedres.amp._graph import Graph, Node, exceeds
-from mixedres.amp._rules import BROADCASTING, COPIES, DEVICE_COPIES, GATHERS, Lists
+from mixedres.amp._graph import Graph, Node, exceeds, repeats
+from mixedres.amp._rules import BROADCASTING, GATHERS, JOINS, Lists
 
 # Smallest number of equal equations that share a function; for fewer, the function costs more than it saves.
 ENOUGH = 6
@@ -69,7 +69,9 @@ class Kind:
             given = len(eqn.invars)
             return saving_half(eqn, dtype, arrays[:given], arrays[given:])
         if self.copies or not self.half:
-            operands = _each(eqn, arrays, lambda array: as_dtype(array, jnp.float32))
+            # An operand that is given several times is cast once, so that its gradient is summed in float32.
+            wide = {id(array): as_dtype(array, jnp.float32) for array in _floats(eqn, arrays)}
+            operands = [wide.get(id(array), array) for array in arrays]
             if self.copies and eqn.primitive.name in GATHERS:
                 return [gathered(eqn, operands[0], dtype)]
             results = jax_compat.bind(eqn, *operands)
@@ -92,7 +94,7 @@ def kinds(graph: Graph) -> dict[Node, Kind]:
     """
     found = {
         node: Kind(
-            node.eqn, graph.dtype, node.half, node.saves_half, node.wide, _copies(node, graph), graph.lists, _same(node)
+            node.eqn, graph.dtype, node.half, node.saves_half, node.wide, graph.copies(node), graph.lists, _same(node)
         )
         for node in graph.nodes
     }
@@ -132,6 +134,8 @@ def _same(node: Node) -> tuple[Any, ...] | None:
     eqn = node.eqn
     if eqn is None or node.program is not None or eqn.effects or not node.touches_f32:
         return None
+    if eqn.primitive.name in JOINS and repeats(eqn):  # a function would take each operand anew
+        return None
     if eqn.primitive.name != "custom_jvp_call" and jax_compat.bodies(eqn):
         return None
     operands = (
@@ -151,6 +155,11 @@ def _each(eqn: Equation, arrays: Sequence[Array], function: Callable[[Any], Any]
     return [function(array) if is_f32(atom.aval) else array for atom, array in pairs]
 
 
+def _floats(eqn: Equation, arrays: Sequence[Array]) -> list[Array]:
+    """Returns the arrays of float32 operands."""
+    return [array for atom, array in zip(eqn.invars, arrays, strict=True) if is_f32(atom.aval)]
+
+
 def _operand(eqn: Equation, array: Array, half: np.dtype) -> Any:
     """Returns an operand in half. Broadcasting is done in float32, because the gradient of a broadcast is a sum."""
     shape = eqn.outvars[0].aval.shape
@@ -158,16 +167,3 @@ def _operand(eqn: Equation, array: Array, half: np.dtype) -> Any:
     if broadcast and exceeds(shape, jnp.shape(array)):
         return cast(jnp.broadcast_to(as_dtype(array, jnp.float32), shape), half)
     return as_dtype(array, half)
-
-
-def _copies(node: Node, graph: Graph) -> bool:
-    """Returns whether a half node copies elements of an operand whose gradient must be summed in float32."""
-    name = node.primitive
-    if not node.half or name not in COPIES | DEVICE_COPIES | GATHERS:
-        return False
-    if name == "gather":
-        return True
-    if name in COPIES:
-        operand = node.eqn.invars[0]
-        return not isinstance(operand, Literal) and exceeds(node.eqn.outvars[0].aval.shape, operand.aval.shape)
-    return graph.copies_to_devices(node)

@@ -1,0 +1,50 @@
+"""Operations that repeat an operand: the gradient of the operand is summed in float32."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixedres import autocast
+
+WIDTH, MANY, SOME = 16, 20_000, 300
+W = np.random.default_rng(0).standard_normal((WIDTH, WIDTH)).astype(np.float32) / 4
+B = np.random.default_rng(1).standard_normal(WIDTH).astype(np.float32)
+# {name: (number of rows, function of a row b and the number n to n rows)}; joins of single rows are slow to compile.
+FORMS = {
+    "broadcast_to": (MANY, lambda b, n: jnp.broadcast_to(b, (n, WIDTH))),
+    "tile": (MANY, lambda b, n: jnp.tile(b[None], (n, 1))),
+    "repeat": (MANY, lambda b, n: jnp.repeat(b[None], n, 0)),
+    "gather": (MANY, lambda b, n: b[None][jnp.zeros(n, int)]),
+    "pad wrap": (MANY // 10, lambda b, n: jnp.pad(b[None], ((0, n - 1), (0, 0)), mode="wrap")),
+    "pad edge": (MANY, lambda b, n: jnp.pad(b[None], ((0, n - 1), (0, 0)), mode="edge")),
+    "product": (MANY, lambda b, n: jnp.ones((n, 1)) * b[None]),
+    "kron": (MANY, lambda b, n: jnp.kron(jnp.ones((n, 1)), b[None])),
+    "concatenate": (SOME, lambda b, n: jnp.concatenate([b[None]] * n)),
+    "stack": (SOME, lambda b, n: jnp.stack([b] * n)),
+    "stack of a half value": (SOME, lambda b, n: jnp.stack([b.reshape(4, 4).T] * n).reshape(n, WIDTH)),
+}
+
+
+@functools.cache
+def error(form, dtype, count):
+    """The relative error of the gradient of a repeated row, against float64."""
+    rows = np.random.default_rng(2).standard_normal((count, WIDTH)).astype(np.float32)
+
+    def loss(b, x):
+        return ((FORMS[form][1](b, count) @ W) * x).sum()
+
+    exact = rows.sum(0, dtype=np.float64) @ W.T.astype(np.float64)
+    if form == "stack of a half value":
+        exact = exact.reshape(4, 4).T.reshape(-1)
+    found = np.asarray(jax.jit(jax.grad(autocast(loss, dtype)))(B, rows), np.float64)
+    return np.linalg.norm(found - exact) / np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("form", FORMS)
+def test_gradient_of_repeated_operand_is_as_exact_as_of_broadcast(form, dtype):
+    count = FORMS[form][0]
+    assert error(form, dtype, count) <= 2 * error("broadcast_to", dtype, count)
