@@ -136,7 +136,8 @@ def test_half_logits_and_long_sums_are_named():
 
     q, k, v = (scale * normal(seed, (64, 64)).astype(F16) for seed, scale in enumerate((8, 1, 1)))
     report = compare(attention, q, k, v, dtype=None)
-    assert not report.is_fine and report.jump.primitive == "exp" and report.jump.path == "softmax"
+    assert report.is_fine and 0.001 < report.error < 0.01  # which 6 roundings explain
+    assert report.jump.primitive == "exp" and report.jump.path == "softmax"
     assert {one.row.path for one in report.contributors[:2]} == {"softmax", "logits"}
 
     report = compare(lambda x: jax.nn.log_softmax(x).sum(), normal(0, (30000,)).astype(F16))
@@ -151,7 +152,7 @@ def test_gradient_says_when_the_loss_scale_is_too_small():
     params = {"w": normal(0, (8, 8)), "v": normal(1, (8, 4)), "name": "net", "count": 3}
     report = compare(loss, params, normal(2, (4, 8)), of="grad")
     assert set(report.errors) == {"v", "w"} and not report.is_fine
-    mend = next(mend for mend in report.mends if mend.change == "loss scale 1024")
+    mend = next(mend for mend in report.mends if mend.change.startswith("scale=2**"))
     assert mend.error < 0.01 and mend.removes > 0.9
     assert compare(loss, params, normal(2, (4, 8)), of="grad", scale=2.0**15).is_fine
 
@@ -189,7 +190,7 @@ def test_keys_are_shared_and_callbacks_run_once():
         return jax.pure_callback(lambda a: calls.append(1) or np.asarray(a), shape, y), jnp.argmax(y, 1), y.sum() * 1j
 
     report = compare(fn, normal(0, (4, 8)), jax.random.key(0), jnp.tanh)
-    assert report.is_fine and len(calls) == 1
+    assert not report.is_off and len(report.unfollowed) == len(calls) == 1
 
 
 def test_what_is_not_finite_in_float32_too_is_no_error():

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from mixedres._internal import jax_compat
@@ -112,6 +114,24 @@ def call(
     if name == "shard_map":
         return list(jax_compat.shard_map_like(eqn, lambda *arrays: tuple(run(*arrays)))(*consts))
     return list(run(*consts))
+
+
+def call_counted(
+    eqn: Equation, found: Sequence[Body], functions: Sequence[Callable[..., Any]], operands: Sequence[Array]
+) -> tuple[list[Any], jax.Array]:
+    """Evaluates a `while` loop as `call` does; returns also the number of its iterations, int32.
+
+    If vmap batched the predicate, the number is that of the example with the most iterations.
+    """
+    test, step = functions
+    shape = jax_compat.opened(eqn.params["cond_jaxpr"])[0].outvars[0].aval.shape
+    zeros, *_ = jax_compat.vary_alike(jnp.zeros(shape, jnp.int32), *operands)
+
+    def counting(*arguments: Array) -> list[Any]:
+        return [*step(*arguments[:-1]), arguments[-1] + np.int32(1)]
+
+    *results, count = call(eqn, found, [lambda *arguments: test(*arguments[:-1]), counting], [*operands, zeros])
+    return results, count.max()
 
 
 def _while(eqn: Equation, proceeds: Callable[..., Any], step: Callable[..., Any], state: Any) -> list[Any]:

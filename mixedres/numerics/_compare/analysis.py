@@ -18,6 +18,8 @@ from mixedres.numerics._recording.readers import factors, hidden, places
 JUMP = 8.0
 # A sum that cancels this much of its operands has an error of a percent in float32 already.
 _NOISE = 0.01 / 2.0**-24
+# An operation in which more than this fraction of the results' error begins.
+_MUCH = 0.2
 # The error that stands for infinities and NaNs in a comparison of errors.
 _INFINITE = 1e6
 # Their errors are sums of the errors of the operands; errors of other results are sums of relative errors.
@@ -66,8 +68,40 @@ class OperationRow(Operation):
         of = f" for {self.cast_of}" if self.cast_of else ""
         return f"cast to {self.dtype}{of}" if self.primitive == "convert_element_type" else super().name
 
+    @property
+    def grows(self) -> bool:
+        """Returns whether the error of a sum in a loop is many times that of a rounding, by a little each iteration."""
+        largest = max((own for _, own, _ in self.iterations), default=math.inf)
+        sums = self.primitive in ("add", "sub", "add_any")
+        return sums and self.share > _MUCH and math.isfinite(self.accumulated) and self.accumulated > JUMP * largest
+
     def __str__(self) -> str:
         return super().__str__() + f", in iteration {', '.join(map(str, self.iteration))}" * bool(self.iteration)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """Numbers of iterations of a `while` loop; of several executions, those that differ most.
+
+    Attributes:
+      operation: the loop.
+      half: iterations in the half program.
+      exact: iterations in the float32 program.
+    """
+
+    operation: Operation
+    half: int
+    exact: int
+
+    @property
+    def parts(self) -> bool:
+        """Returns whether one program takes more than twice the iterations of the other."""
+        fewer, more = sorted((self.half, self.exact))
+        return more > 2 * fewer + 1
+
+    def __str__(self) -> str:
+        where = self.operation.source or "an unknown line"
+        return f"the while loop at {where}: {self.half:,} iterations in half, {self.exact:,} in float32"
 
 
 class Analysis:
@@ -79,6 +113,9 @@ class Analysis:
       noise: names of the results that are left out, because they are zero but for rounding in float32 too.
       jump: the first operation whose error jumps and through which much of the error of the results passes, or None.
       hidden: pairs of an operation with infinities and of an operation with finite results that reads them.
+      loops: the `while` loops.
+      growing: the operation in a loop through which most of the error of the results passes and whose error grows from
+        iteration to iteration, as in a running sum; None if there is none.
     """
 
     def __init__(
@@ -86,7 +123,9 @@ class Analysis:
     ) -> None:
         """Takes the statistics of a `PairRecorder`, named results, and the half dtype."""
         self._statistics, self._eps = statistics, float(recorder.rounding(dtype))
-        self._places = sorted(places(statistics.tensors), key=lambda place: place[0].order(place[1]))
+        tensors = [tensor for tensor in statistics.tensors if tensor.primitive not in recorder.ITERATIONS]
+        self.loops = _loops(statistics)
+        self._places = sorted(places(tensors), key=lambda place: place[0].order(place[1]))
         with np.errstate(over="ignore", invalid="ignore"):  # sums over the devices
             self._numbers = {place: statistics.at(place).astype(np.float64).sum(0) for place in self._places}
         measured = [(name, tensor) for name, tensor in results if tensor is not None]
@@ -94,7 +133,7 @@ class Analysis:
         measured = [(name, tensor) for name, tensor in measured if name not in self.noise]
         self.errors = {name: self.accumulated((tensor, ())) for name, tensor in measured}
         self._mass = self._flow([(tensor, ()) for _, tensor in measured])
-        self._factors = factors(statistics.tensors)
+        self._factors = factors(tensors)
         by_tensor: dict[Tensor, list[Place]] = defaultdict(list)
         for place in self._places:
             by_tensor[place[0]].append(place)
@@ -104,11 +143,13 @@ class Analysis:
                 self._reader.setdefault(found, tensor)
         named = {tensor: found for tensor, found in by_tensor.items() if tensor.name or tensor.primitive}
         shown = {tensor: self._row(tensor, found) for tensor, found in named.items()}
-        self.rows = tuple(shown[tensor] for tensor in statistics.tensors if tensor in shown)
-        pairs = hidden(statistics.tensors, self._is_infinite, lambda place: not place[0].primitive)
+        self.rows = tuple(shown[tensor] for tensor in tensors if tensor in shown)
+        pairs = hidden(tensors, self._is_infinite, lambda place: not place[0].primitive)
         self.hidden = tuple((shown[array], shown[by]) for (array, _), (by, _) in pairs)
         jump = next((place for place in self._places if self._jumps(place)), None)
         self.jump = None if jump is None else dataclasses.replace(shown[jump[0]], iteration=jump[1])
+        grown = [row for row in self.rows if row.grows]
+        self.growing = max(grown, key=lambda row: row.share, default=None)
 
     def _relative(self, place: Place, which: int) -> float:
         numbers = self._numbers[place]
@@ -215,3 +256,16 @@ class Analysis:
         around = [*(found for found, _ in tensor.links(index)), self._reader.get(tensor)]
         same = [x for x in around if x is not None and (x.source, x.scope) == (tensor.source, tensor.scope)]
         return same[0].primitive if same else ""
+
+
+def _loops(statistics: Statistics) -> tuple[Loop, ...]:
+    """Returns the `while` loops, whose numbers of iterations stand beside each other in the statistics."""
+    half, exact = ([x for x in statistics.tensors if x.primitive == name] for name in recorder.ITERATIONS)
+    found = []
+    for tensors in zip(half, exact, strict=True):
+        # The square root of the sum of squares of one number; at least 0 iterations, in a row for each execution.
+        numbers = [np.sqrt(statistics.of(tensor)[:, recorder.SQUARES].astype(np.float64)) for tensor in tensors]
+        worst = int(np.argmax(abs(numbers[0] - numbers[1])))
+        operation = dataclasses.replace(tensors[0].operation, primitive="while")
+        found.append(Loop(operation, *(round(float(counts[worst])) for counts in numbers)))
+    return tuple(found)

@@ -1,6 +1,6 @@
 """Evaluation of an equation in float32: the same operation on the same numbers, without the roundings to half."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -41,42 +41,43 @@ def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
       platform: the platform of the program, for `lax.platform_dependent`.
     """
     name, params = eqn.primitive.name, eqn.params
-
-    def of(jaxpr: Jaxpr) -> Function:
-        inner, consts = jax_compat.opened(jaxpr)
-        wide = [widened(x) for x in consts]
-
-        def run(*args: Array) -> list[Any]:
-            return jax_compat.interpret(
-                inner, wide, args, lambda _, eqn, args: evaluate(eqn, args, platform), lambda x: widened(x.val)
-            )
-
-        return run
-
     if found := control_flow.bodies(eqn, platform):
-        return control_flow.call(eqn, found, [of(body.jaxpr) for body in found], args)
+        return control_flow.call(eqn, found, [in_float32(body.jaxpr, platform) for body in found], args)
     if name == "reduce_precision":
         return list(args)
     if name == "convert_element_type" and jnp.result_type(args[0]) == _wide(params["new_dtype"]):
         return list(args)
-    changed = {key: _changed(value, of) for key, value in params.items()}
+    changed = {key: _changed(value, platform) for key, value in params.items()}
     if platform != "cpu" and "precision" in params and params["precision"] in _DEFAULTS:
         changed["precision"] = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)  # the default may be TF32
     return jax_compat.bind(eqn, *args, **changed)
+
+
+def in_float32(jaxpr: Jaxpr, platform: str) -> Function:
+    """Returns the function of a body, evaluated as by `evaluate`."""
+    inner, consts = jax_compat.opened(jaxpr)
+    wide = [widened(x) for x in consts]
+
+    def run(*args: Array) -> list[Any]:
+        return jax_compat.interpret(
+            inner, wide, args, lambda _, eqn, args: evaluate(eqn, args, platform), lambda x: widened(x.val)
+        )
+
+    return run
 
 
 def _wide(dtype: DType) -> np.dtype:
     return np.dtype(np.float32) if dtype in HALF else dtype
 
 
-def _changed(value: Any, of: Callable[[Jaxpr], Function]) -> Any:
-    """Returns a parameter of an equation with float32 in place of half; `of`: from a body to its float32 function."""
+def _changed(value: Any, platform: str) -> Any:
+    """Returns a parameter of an equation with float32 in place of half, in bodies too."""
     if isinstance(value, np.dtype | type) and value in HALF:
         return np.dtype(np.float32)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_changed(part, of) for part in value))
+        return type(value)(*(_changed(part, platform) for part in value))
     if not hasattr(value, "eqns"):
         return value
     avals = [jax.ShapeDtypeStruct(var.aval.shape, _wide(var.aval.dtype)) for var in jax_compat.opened(value)[0].invars]
-    wide = jax.make_jaxpr(of(value))(*avals)
+    wide = jax.make_jaxpr(in_float32(value, platform))(*avals)
     return wide if hasattr(value, "consts") else wide.jaxpr

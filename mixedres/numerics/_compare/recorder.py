@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 
 from mixedres._internal import jax_compat
+from mixedres._internal.jaxprs import control_flow
 from mixedres._internal.tree import is_half
 from mixedres._internal.types import Array, DType, Equation
 from mixedres.numerics._compare import exact
@@ -20,8 +22,11 @@ SQUARES, ERROR, OWN, INFINITE, ZEROS = range(5)
 SMALL = 4096
 # Numbers beyond are masks, such as -1e30, like infinities.
 _MASK = 1e18
-# They run once, on the numbers of the half program. The float32 program goes on from their results.
-_MEETING = {"bitcast_convert_type", "pure_callback"}
+# They run once, on the numbers of the half program. The float32 program goes on from their results. So do operations on
+# mutable arrays and other operations with effects.
+_MEETING = {"bitcast_convert_type", "pure_callback", "pallas_call"}
+# The numbers of iterations of a `while` loop in both programs.
+ITERATIONS = ("iterations", "iterations in float32")
 _PRODUCTS = {"dot_general", "conv_general_dilated"}
 
 
@@ -44,18 +49,30 @@ class PairRecorder(Recorder):
 
     # These copy elements, so the errors are those of the operand.
     unmeasured = frozenset(SAME_ELEMENTS | {"slice", "pad", "split", "stop_gradient"})
+    extras = ITERATIONS
+
+    def __init__(self, platform: str) -> None:
+        super().__init__(platform)
+        # {operation: None} of those through which the float32 program was not followed, in order.
+        self.unfollowed: dict[str, None] = {}
 
     def operation(self, eqn: Equation, arrays: list[Array]) -> list[Any]:
         """Evaluates an equation in both programs, and in float32 on the operands of the half program."""
         pairs = [_pair(array) for array in arrays]
         # Collectives have effects that name a mesh axis; other effects must not happen twice.
         effects = any("NamedAxis" not in type(effect).__name__ for effect in eqn.effects)
-        if effects or eqn.primitive.name in _MEETING:
-            return [Pair(array) for array in jax_compat.bind(eqn, *(pair.array for pair in pairs))]
         same = all(pair.exact is None for pair in pairs)
         rounds = exact.rounds(eqn)
+        if effects or eqn.primitive.name in _MEETING:
+            # A callback without results only looks at the numbers. A mutable array takes them.
+            writes = {type(effect).__name__ for effect in eqn.effects} & {"WriteEffect", "AccumEffect"}
+            if (rounds or not same) and (eqn.outvars or writes):
+                self.unfollowed[f"{eqn.primitive.name} at {jax_compat.source_line(eqn) or 'an unknown line'}"] = None
+            return [Pair(array) for array in jax_compat.bind(eqn, *(pair.array for pair in pairs))]
         if not rounds and same:
             return [Pair(array) for array in jax_compat.bind(eqn, *(pair.array for pair in pairs))]
+        if eqn.primitive.name == "while":
+            return self._loop(eqn, pairs, same=same)
         own: list[Any] = [None] * len(eqn.outvars)
         if rounds and not (eqn.primitive.name in self.unmeasured and not same):
             own = self._in_float32(eqn, [widened(pair.array) for pair in pairs])
@@ -66,6 +83,17 @@ class PairRecorder(Recorder):
             computed = jax_compat.bind(eqn, *(pair.array for pair in pairs))
         wide = own if same else self._in_float32(eqn, [_exact(pair) for pair in pairs])
         return [Pair(*results) for results in zip(computed, wide, own, strict=True)]
+
+    def _loop(self, eqn: Equation, pairs: list[Pair], *, same: bool) -> list[Any]:
+        """Evaluates a `while` loop in both programs, and counts its iterations."""
+        found = control_flow.bodies(eqn, self.platform)
+        half = [jaxpr_as_fun(jax_compat.closed(body.jaxpr)) for body in found]
+        wide = [exact.in_float32(body.jaxpr, self.platform) for body in found]
+        computed, count = control_flow.call_counted(eqn, found, half, [pair.array for pair in pairs])
+        results, exact_count = control_flow.call_counted(eqn, found, wide, [_exact(pair) for pair in pairs])
+        own = results if same else self._in_float32(eqn, [widened(pair.array) for pair in pairs])
+        counts = [Pair(number.astype(jnp.float32)) for number in (count, exact_count)]
+        return [*(Pair(*parts) for parts in zip(computed, results, own, strict=True)), *counts]
 
     def _in_float32(self, eqn: Equation, arrays: list[Array]) -> list[Any]:
         return exact.evaluate(eqn, arrays, self.platform)

@@ -6,21 +6,20 @@ import dataclasses
 import math
 import pathlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from mixedres._internal.errors import listed
 from mixedres._internal.pages import table
-from mixedres.numerics._compare.analysis import JUMP, OperationRow
+from mixedres.numerics._compare.analysis import JUMP, Loop, OperationRow
 from mixedres.numerics._compare.recorder import rounding
 
-# A result that is off by more roundings than this is reported: by a tenth in float16. Gradients of healthy networks at
-# random weights are off by up to half of it.
-MANY_ROUNDINGS = 200.0
-# Fewer are reported if one operation makes most of them.
-SOME_ROUNDINGS = 5.0
+# A result that is off by more is not fine, in any dtype.
+MOST_ERROR = 0.02
+# The roundings of n operations explain an error of this many roundings times the root of n.
+SLACK = 3.0
 _SHOWN = 15
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
@@ -95,6 +94,14 @@ class ErrorReport:
       mends: changes that were tried, best first; empty for a healthy program.
       rewritten: whether `autocast` made the half program, and not the function itself.
       nonfinite: whether a result has infinities or NaNs in float32 too; these elements are not compared.
+      loops: the `while` loops, with their iterations in both programs.
+      growing: the sum in a loop whose error grows from iteration to iteration and with which much of the error of the
+        results begins; None if there is none.
+      unfollowed: the operations, such as 'swap at a.py:7', through which numbers of the float32 program were not
+        followed: mutable arrays, kernels of Pallas, callbacks. The float32 program took the half results.
+      zeros: sentences about constants that became 0 in half while the function was traced, and meet a division or a
+        logarithm. Where the function is traced in float32, they are not 0.
+      infinities: sentences about constants that are infinite in half.
     """
 
     function: str
@@ -107,6 +114,11 @@ class ErrorReport:
     mends: tuple[Mend, ...] = ()
     rewritten: bool = True
     nonfinite: bool = False
+    loops: tuple[Loop, ...] = ()
+    growing: OperationRow | None = None
+    unfollowed: tuple[str, ...] = ()
+    zeros: tuple[str, ...] = ()
+    infinities: tuple[str, ...] = ()
 
     @property
     def error(self) -> float:
@@ -114,11 +126,35 @@ class ErrorReport:
         return max(self.errors.values(), default=0.0)
 
     @property
+    def roundings(self) -> int:
+        """Returns the number of operations that rounded; an operation in a loop counts once an iteration."""
+        looped = sum(loop.half for loop in self.loops)
+        return looped + sum(max(1, len(row.iterations)) for row in self.rows if row.own)
+
+    @property
+    def explained(self) -> float:
+        """Returns the largest error that the roundings explain, if they are independent."""
+        return SLACK * rounding(self.dtype) * math.sqrt(max(1, self.roundings))
+
+    @property
     def is_fine(self) -> bool:
-        """Returns whether rounding alone explains the errors of the results."""
-        eps = rounding(self.dtype)
-        one_place = self.jump is not None and self.error > SOME_ROUNDINGS * eps
-        return not (self.hidden or one_place or self.error > MANY_ROUNDINGS * eps)
+        """Returns whether roundings alone explain the errors of the results, and all of the function was compared."""
+        return not (self.is_off or self.unfollowed or self._is_unknown)
+
+    @property
+    def is_off(self) -> bool:
+        """Returns whether an error was found that is not one of independent roundings, or is above 2 %."""
+        parts = any(loop.parts for loop in self.loops)
+        return bool(self.hidden) or parts or self.error > min(MOST_ERROR, self.explained)
+
+    @property
+    def _is_unknown(self) -> bool:
+        """Returns whether the float32 program may have other constants than the same code in float32.
+
+        The constants of a function that is half already were rounded when it was traced.
+        """
+        is_half = not self.rewritten and any(row.dtype == self.dtype for row in self.rows)
+        return is_half and (self.nonfinite or bool(self.zeros))
 
     @property
     def contributors(self) -> tuple[Contributor, ...]:
@@ -132,12 +168,7 @@ class ErrorReport:
     @property
     def verdict(self) -> str:
         """Returns the result of the comparison in a few sentences."""
-        if self.nonfinite:
-            return (
-                f"{self._verdict} Infinities and NaNs that float32 has too are not compared; "
-                "mixedres.numerics.first_nonfinite finds where they begin."
-            )
-        return self._verdict
+        return " ".join([self._verdict, *self._limits()])
 
     @property
     def _verdict(self) -> str:
@@ -147,22 +178,50 @@ class ErrorReport:
         worst = max(self.errors, key=lambda name: self.errors[name], default="")
         off = "not finite" if math.isinf(self.error) else f"off by {self.error:.2g}"
         result = f"the result{f' {worst}' * bool(worst)} is {off}"
-        if self.is_fine:
-            products = sum(row.primitive in _PRODUCTS for row in halves)
-            count, what = (products, "product") if products else (len(halves), "operation")
-            many = f"{count} {what}{'s' * (count > 1)}"
-            return f"{self.dtype} is fine here: {result}, which the rounding of {many} explains."
-        sentences = [f"{self.dtype} is not fine here: {result}."]
+        many = f"{self.roundings:,} rounding{'s' * (self.roundings > 1)}"
+        if not self.is_off:
+            begin = f"{self.dtype} is fine here" if self.is_fine else f"No verdict on {self.dtype}"
+            return f"{begin}: {result}, and {many} explain up to {self.explained:.2g}."
+        limit = ""
+        if self.error > MOST_ERROR and math.isfinite(self.error):
+            limit = f", more than {MOST_ERROR:.0%}"
+        elif MOST_ERROR >= self.error > self.explained:
+            limit = f", and {many} explain up to {self.explained:.2g}"
+        sentences = [f"{self.dtype} is not fine here: {result}{limit}."]
         for array, by in self.hidden[:3]:
             sentences.append(f"Infinities of {array} are hidden by {by}.")
-        if self.jump is not None:
+        sentences += [f"Compare {loop}." for loop in self.loops if loop.parts][:3]
+        if self.growing is not None:
+            count, error = len(self.growing.iterations), _number(self.growing.accumulated)
+            sentences.append(f"A running sum: the error of {self.growing} grows over {count:,} iterations, to {error}.")
+        elif self.jump is not None:
             sentences.append(f"The error first jumps at {self.jump}, to {_number(self.jump.accumulated)}.")
         return " ".join(sentences)
+
+    def _limits(self) -> Iterator[str]:
+        """Yields sentences about what was not compared."""
+        if self.unfollowed:
+            yield (
+                f"Not followed in float32, which went on from the half results: {listed(self.unfollowed, 3, '; ')}. "
+                "Errors that pass there are not in these numbers."
+            )
+        if self._is_unknown and self.nonfinite:
+            yield (
+                f"The results have infinities or NaNs in both programs, and constants such as 1e-8 become {self.dtype} "
+                "when the function is traced, so the same code in float32 may have none."
+            )
+        elif self.nonfinite:
+            yield "Infinities and NaNs that float32 has too are not compared."
+        if self.nonfinite:
+            yield "mixedres.numerics.first_nonfinite finds where they begin."
+        yield from self.zeros
+        if self.nonfinite or math.isinf(self.error):
+            yield from self.infinities
 
     @property
     def advice(self) -> tuple[str, ...]:
         """Returns what mends the largest contributors, with the measured effect of each change; () if all is fine."""
-        if self.is_fine:
+        if not self.is_off:
             return ()
         lines = [str(mend) for mend in self.mends]
         unnamed = [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,12 +19,18 @@ from mixedres._internal import jax_compat
 from mixedres._internal.tree import HALF, is_half, is_inexact
 from mixedres._internal.types import Array, DType, Function, PyTree
 from mixedres.numerics._compare.analysis import Analysis
+from mixedres.numerics._compare.constants import rounded_constants
 from mixedres.numerics._compare.exact import widened
 from mixedres.numerics._compare.recorder import PairRecorder
 from mixedres.numerics._compare.report import ErrorReport, Mend
 from mixedres.numerics._recording.arguments import Traced
+from mixedres.numerics._rows import format_power
+from mixedres.numerics._scales import largest_finite
 
+# Number of contributors that are tried in float32.
 _TRIED = 3
+# A change that removes more than this fraction of the error removes its cause.
+_ALL = 0.99
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +41,13 @@ class _Half:
       fn: the function.
       options: keyword arguments of `autocast`; None for a function that is half already.
       of: 'value' or 'grad'.
-      scale: loss scale of the gradient.
+      scale: loss scale of the gradient, a number or a traced array.
     """
 
     fn: Function
     options: dict[str, Any] | None
     of: str
-    scale: float
+    scale: Any
 
     @property
     def __name__(self) -> str:
@@ -130,6 +138,7 @@ def compare(
     recorder = PairRecorder(program.platform)
     exact, tensors, statistics = recorder.run(program.jaxpr, program.names, program.arrays, level=1)
     analysis = Analysis(statistics, list(zip(program.results, tensors, strict=True)), found)
+    zeros, infinities = rounded_constants(program.jaxpr) if dtype is None else ([], [])
     report = ErrorReport(
         half.__name__,
         found,
@@ -141,8 +150,13 @@ def compare(
         (),
         dtype is not None,
         any(is_inexact(x) and not np.isfinite(np.asarray(widened(x))).all() for x in exact),
+        analysis.loops,
+        analysis.growing,
+        tuple(recorder.unfollowed),
+        tuple(zeros),
+        tuple(infinities),
     )
-    if report.is_fine or dtype is None:
+    if not report.is_off or dtype is None:
         return report
     counted = {
         i: array for i, (name, array) in enumerate(zip(program.results, exact, strict=True)) if name in report.errors
@@ -181,21 +195,43 @@ def _mends(report: ErrorReport, half: _Half, args: Sequence[PyTree], exact: Mapp
                 half, options=half.options | {"keep_float32": pattern}
             )
     if report.dtype == np.float16:
-        if half.of == "grad":
-            overflows = math.isinf(report.error)
-            scale = half.scale * (2.0**-10 if overflows else 2.0**10)
-            tried[f"loss scale {scale:g}"] = dataclasses.replace(half, scale=scale)
         tried["dtype='bfloat16'"] = dataclasses.replace(half, options=half.options | {"dtype": jnp.bfloat16})
-    mends = []
+    errors = {}
     for change, changed in tried.items():
-        try:
-            found = _results(changed, args)
-        except ValueError:  # the path has no operation that autocast could keep
-            continue
-        error = max((_error(found[i], array) for i, array in exact.items()), default=0.0)
-        removes = 0.0 if math.isinf(error) else 1.0 if math.isinf(report.error) else 1 - error / report.error
-        mends.append(Mend(change, error, removes))
-    return tuple(sorted((mend for mend in mends if mend.removes > 0), key=lambda mend: mend.error))
+        with contextlib.suppress(ValueError):  # the path has no operation that autocast could keep
+            errors[change] = _largest_error(_compiled(changed, args)(), exact)
+    mends = [Mend(change, error, _removed(error, report.error)) for change, error in errors.items()]
+    mends.sort(key=lambda mend: mend.error)
+    if report.dtype == np.float16 and half.of == "grad":
+        exponent, error = _best_scale(half, args, exact)
+        mend = Mend(f"scale={format_power(exponent)}", error, _removed(error, report.error))
+        place = 0 if mend.removes > _ALL else sum(one.error < error for one in mends)
+        mends.insert(place, mend)  # the scale is the cause if another scale removes all of the error
+    return tuple(mend for mend in mends if mend.removes > 0)
+
+
+def _removed(error: float, before: float) -> float:
+    """Returns the fraction of an error that a change removes."""
+    return 0.0 if math.isinf(error) else 1.0 if math.isinf(before) else 1 - error / before
+
+
+def _best_scale(half: _Half, args: Sequence[PyTree], exact: Mapping[int, Any]) -> tuple[int, float]:
+    """Returns the exponent of half the largest loss scale with finite gradients, and the error of the gradients there.
+
+    The scale is an argument of one compiled program, which the bisection runs.
+    """
+
+    def scaled(scale: Array, *args: PyTree) -> Any:
+        return dataclasses.replace(half, scale=scale)(*args)
+
+    run = _compiled(scaled, (np.float32(half.scale), *args))
+
+    @functools.cache
+    def error_at(exponent: int) -> float:
+        return _largest_error(run(np.float32(2.0**exponent)), exact)
+
+    exponent = largest_finite(lambda exponent: math.isfinite(error_at(exponent))) - 1
+    return exponent, error_at(exponent)
 
 
 def _pattern(path: str) -> str:
@@ -206,11 +242,18 @@ def _pattern(path: str) -> str:
     return f"^/{re.escape('/'.join(parts))}(/|$)"
 
 
-def _results(half: _Half, args: Sequence[PyTree]) -> list[Any]:
-    program = Traced.of(half, args, (), _is_array)
+def _compiled(fn: Function, args: Sequence[PyTree]) -> Callable[..., list[Any]]:
+    """Returns a function that runs `fn(*args)`, compiled once; its arguments replace the first arrays of `args`."""
+    program = Traced.of(fn, args, (), _is_array)
     run = jax.jit(jax.extend.core.jaxpr_as_fun(program.jaxpr))
     options = {"xla_allow_excess_precision": False, **jax_compat.options_for_one_run(program.platform)}
-    return list(run.lower(*program.arrays).compile(options)(*program.arrays))
+    compiled = run.lower(*program.arrays).compile(options)
+    return lambda *first: list(compiled(*first, *program.arrays[len(first) :]))
+
+
+def _largest_error(found: Sequence[Any], exact: Mapping[int, Any]) -> float:
+    """Returns the largest relative l2 error of the results in `exact`, by their places."""
+    return max((_error(found[i], array) for i, array in exact.items()), default=0.0)
 
 
 def _error(found: Any, exact: Any) -> float:

@@ -1,0 +1,150 @@
+"""Every tool under settings of JAX that people use, and on programs with unusual operations."""
+
+import contextlib
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.experimental import pallas as pl
+
+from mixedres import autocast, explain, numerics, precision
+from mixedres.amp import PrecisionWarning
+
+X, W, V = (
+    np.random.default_rng(i).standard_normal(shape).astype(np.float32) / 4
+    for i, shape in enumerate(((16, 8), (8, 8), (8, 1)))
+)
+
+
+def config(name, value):
+    """A function that returns a context with a setting of `jax.config`."""
+
+    @contextlib.contextmanager
+    def changed():
+        before = getattr(jax.config, name)
+        jax.config.update(name, value)
+        try:
+            yield
+        finally:
+            jax.config.update(name, before)
+
+    return changed
+
+
+SETTINGS = {
+    "strict promotion": lambda: jax.numpy_dtype_promotion("strict"),
+    "x64": lambda: jax.enable_x64(True),
+    "no rank promotion": lambda: jax.numpy_rank_promotion("raise"),
+    "debug_nans": lambda: jax.debug_nans(True),
+    "debug_infs": lambda: jax.debug_infs(True),
+    "leaks are checked": jax.checking_leaks,
+    "products in float32": lambda: jax.default_matmul_precision("float32"),
+    "products in bfloat16": lambda: jax.default_matmul_precision("bfloat16"),
+    "rbg": lambda: jax.default_prng_impl("rbg"),
+    "threefry, not partitionable": lambda: jax.threefry_partitionable(False),
+    "compilations are logged": lambda: jax.log_compiles(True),
+    "misses are explained": config("jax_explain_cache_misses", True),
+    "transfers are logged": lambda: jax.transfer_guard("log"),
+    "tracebacks are whole": config("jax_traceback_filtering", "off"),
+    "another device": lambda: jax.default_device(jax.devices()[1]),
+    "legacy keys": config("jax_legacy_prng_key", "allow"),
+    "softmax without its rule": config("jax_softmax_custom_jvp", False),
+}
+
+
+def loss(params, x):
+    return jnp.square(jnp.tanh(x @ params["w"]) @ params["v"]).mean()
+
+
+def pallas(params, x):
+    def kernel(a, out):
+        out[...] = jnp.tanh(a[...])
+
+    h = x @ params["w"]
+    return (pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(h.shape, h.dtype), interpret=True)(h) @ W).mean()
+
+
+def float8(params, x):
+    h = jnp.tanh(x @ params["w"])
+    narrow = (array.astype(jnp.float8_e4m3fn) for array in (h, params["w"]))
+    return (jax.lax.dot(*narrow, preferred_element_type=jnp.float32) @ params["v"]).mean()
+
+
+def composite(params, x):
+    tanh = jax.lax.composite(jnp.tanh, "my.tanh")
+    return (tanh(x @ params["w"]) @ params["v"]).mean()
+
+
+def callback(params, x):
+    h = x @ params["w"]
+    return (jax.pure_callback(np.tanh, jax.ShapeDtypeStruct(h.shape, h.dtype), h) @ W).mean()
+
+
+def mutable(params, x):
+    total = jax.new_ref(jnp.zeros((16, 8)))
+    total[...] = jnp.tanh(x @ params["w"])
+    return (total[...] @ params["v"]).mean()
+
+
+def foreign(params, x):
+    return jnp.linalg.norm(jnp.linalg.qr(x @ params["w"])[1])  # LAPACK by jax.ffi
+
+
+PARAMS = {"w": W, "v": V}
+
+
+def gradient(fn):
+    return float(jnp.linalg.norm(jax.jit(jax.grad(autocast(fn)))(PARAMS, X)["w"]))
+
+
+def scaled_step(fn):
+    scale = precision.DynamicLossScale(jnp.float32(2.0**10))
+    tx = precision.loss_scaled(optax.sgd(0.1), scale)
+    state = tx.init(PARAMS)
+    _, grads = precision.value_and_grad(autocast(fn))(state, PARAMS, X)
+    updates, _ = tx.update(grads, state, PARAMS)
+    return float(jnp.linalg.norm(updates["w"]))
+
+
+TOOLS = {
+    "gradient": gradient,
+    "scaled_step": scaled_step,
+    "explain": lambda fn: explain(fn)(PARAMS, X).summary(),
+    "compare": lambda fn: numerics.compare(fn, PARAMS, X).error,
+    "first_nonfinite": lambda fn: str(numerics.first_nonfinite(autocast(fn), PARAMS, X)),
+    "found": lambda fn: numerics.first_nonfinite(fn, PARAMS, X * np.float32(1e38)).origin is None,
+    "examine": lambda fn: numerics.examine(fn, PARAMS, X).recommended_log2_scale,
+}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """What the tools return without a setting."""
+    return {name: tool(loss) for name, tool in TOOLS.items()}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_tools_return_the_same_under_every_setting(setting, plain):
+    skipped = {"debug_nans": ("found",), "debug_infs": ("found",)}.get(setting, ())  # where JAX itself stops
+    for name, tool in TOOLS.items():
+        if name in skipped:
+            continue
+        with SETTINGS[setting](), warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrecisionWarning)  # all products ask for float32
+            found = tool(loss)
+        if setting == "products in float32" and name in ("explain", "compare"):
+            continue
+        assert found == (pytest.approx(plain[name], rel=0.05) if isinstance(found, float) else plain[name]), name
+
+
+@pytest.mark.parametrize(
+    ("fn", "differentiable"),
+    [(float8, True), (composite, False), (foreign, True), (mutable, True), (pallas, False), (callback, False)],
+)
+def test_tools_take_unusual_operations(fn, differentiable):
+    for name, tool in TOOLS.items():
+        if differentiable or name in ("explain", "compare", "first_nonfinite", "found"):
+            tool(fn)

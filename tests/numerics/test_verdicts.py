@@ -1,0 +1,190 @@
+"""Verdicts of `compare`: fine only what roundings explain, and what was not compared is named."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+
+from mixedres.numerics import compare
+
+F16 = jnp.float16
+X, W = (np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((8, 16), (16, 16)))
+
+
+def line_of(fn):
+    """The number of the line below the `def` of a function, as a report has it."""
+    return f"test_verdicts.py:{fn.__code__.co_firstlineno + 1}"
+
+
+def total(dtype, terms):
+    """A sum of equal terms, one in each iteration."""
+
+    def body(s, term):
+        return s + term, None
+
+    return body, lambda x: jax.lax.scan(body, jnp.zeros(8, dtype), jnp.stack([x.astype(dtype)] * terms))[0]
+
+
+@pytest.mark.parametrize(("dtype", "terms"), [(jnp.float16, 1000), (jnp.bfloat16, 400), (jnp.bfloat16, 1000)])
+def test_running_sum_in_half_is_not_fine_and_named(dtype, terms):
+    body, fn = total(dtype, terms)
+    x = np.full(8, 0.013, np.float32)
+    report = compare(fn, x, dtype=None)
+    # The terms themselves are rounded, in both programs.
+    exact = terms * np.asarray(x.astype(dtype), np.float64)
+    real = np.linalg.norm(np.asarray(fn(x), np.float64) - exact) / np.linalg.norm(exact)
+    assert real > 0.02 and report.error == pytest.approx(real, rel=0.01)
+    assert not report.is_fine and report.growing.primitive == "add"
+    assert f"running sum: the error of (no module), forward: add, {dtype.dtype.name}[8]" in report.verdict
+    assert line_of(body) in report.verdict and f"over {terms:,} iterations" in report.verdict
+
+
+def test_sum_of_float32_in_a_loop_is_fine():
+    def fn(x, w):
+        def step(s, _):
+            return s + jnp.sum((x.astype(F16) @ w.astype(F16)).astype(jnp.float32)) * 0.01, None
+
+        return jax.lax.scan(step, 0.0, None, length=500)[0]
+
+    report = compare(fn, X, W, dtype=None)
+    assert report.is_fine and report.growing is None and report.error < 0.01
+    assert f"{report.roundings:,} roundings explain up to" in report.verdict
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_error_above_two_percent_is_not_fine_in_any_dtype(dtype):
+    # The sine of a large angle: the product rounds the angle to 1/16 (fp16), or to 1/2.
+    report = compare(lambda x, w: jnp.sin(x @ w), 30 * X, W, dtype=dtype)
+    assert report.error > 0.02 and not report.is_fine and "more than 2%" in report.verdict
+
+
+def normalized(h):
+    return h / (jnp.sqrt(jnp.sum(h * h, -1, keepdims=True)) + 1e-8)
+
+
+def logarithm(h):
+    return jnp.log(jnp.square(h) + 1e-8)
+
+
+def clipped(h):
+    return jnp.log(jnp.maximum(h, 1e-8))
+
+
+@pytest.mark.parametrize(("fn", "meets"), [(normalized, "div"), (logarithm, "log"), (clipped, "log")])
+def test_constant_that_became_zero_is_named(fn, meets):
+    x = X.copy()
+    x[0] = 0
+    report = compare(lambda x: fn(x.astype(F16)), x, dtype=None)
+    assert not np.isfinite(np.asarray(fn(x.astype(np.float16)))).all() and np.isfinite(np.asarray(fn(x))).all()
+    assert not report.is_fine and report.verdict.startswith("No verdict on float16: ")
+    assert line_of(fn) in report.zeros[0] and f"the result meets {meets}" in report.zeros[0]
+    assert report.zeros[0] in report.verdict
+    # Finite results prove nothing either: float32 has another constant.
+    assert not compare(lambda x: fn(x.astype(F16)), abs(X) + 1, dtype=None).is_fine
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda h: jnp.sqrt(jax.nn.relu(h)),
+        lambda h: h / (1e-3 + jnp.abs(h)),
+        lambda h: jax.nn.softmax(jnp.where(jnp.tri(8, 16, dtype=bool), h, -jnp.inf)),
+        lambda h: jnp.maximum(h, 0) / 3,
+    ],
+)
+def test_zeros_and_infinities_that_were_meant_are_fine(fn):
+    report = compare(lambda x: fn(x.astype(F16)), X, dtype=None)
+    assert report.is_fine and not report.zeros and "constant" not in report.verdict
+
+
+def test_values_that_pass_a_mutable_array_are_named():
+    def fn(x, w):
+        total = jax.new_ref(jnp.zeros((8, 16)))
+        total[...] = jnp.tanh(x @ w)
+        return total[...] @ w
+
+    report = compare(fn, X, W)
+    assert not report.is_fine and not report.is_off and not report.mends
+    assert (
+        any(line.startswith("swap at ") for line in report.unfollowed) and "Not followed in float32" in report.verdict
+    )
+    assert compare(lambda x, w: jnp.tanh(x @ w) @ w, X, W).is_fine
+
+
+@pytest.mark.parametrize("way", ["pallas", "callback"])
+def test_kernel_and_callback_run_on_half_numbers_and_are_named(way):
+    def kernel(a, o):
+        o[...] = jnp.tanh(a[...])
+
+    def fn(x, w):
+        shape, h = jax.ShapeDtypeStruct((8, 16), jnp.float32), x @ w
+        if way == "pallas":
+            return pl.pallas_call(kernel, out_shape=shape, interpret=True)(h) @ w
+        return jax.pure_callback(np.tanh, shape, h) @ w
+
+    report = compare(fn, X, W)
+    assert report.error < 0.01 and not report.is_fine and len(report.unfollowed) == 1
+    # Without half values before it, everything was compared.
+    assert compare(lambda x, w: fn(jnp.tanh(x), w).sum(), X, W, dtype=None).is_fine
+
+
+def test_print_of_half_values_changes_no_verdict(capfd):
+    def fn(x, w):
+        h = x @ w
+        jax.debug.callback(lambda h: None, h)
+        return jnp.tanh(h)
+
+    assert compare(fn, X, W).is_fine
+
+
+def test_casts_to_float8_are_compared():
+    def fn(x, w):
+        narrow = (array.astype(jnp.float8_e4m3fn) for array in (jnp.tanh(x @ w), w))
+        return jax.lax.dot(*narrow, preferred_element_type=jnp.float32) @ w
+
+    assert compare(fn, X, W).error < 0.02
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_loop_that_ends_later_in_half_is_named(batched):
+    def fixed_point(w, b):
+        def proceeds(state):
+            z, before, count = state
+            return (jnp.abs(z - before).max() > 1e-5) & (count < 300)
+
+        return jax.lax.while_loop(proceeds, lambda s: (jnp.tanh(w @ s[0] + b), s[0], s[2] + 1), (b, b + 1, 0))[0]
+
+    w, b = 0.2 * W / np.linalg.norm(W, 2), X[:, :16]
+    fn = (lambda w, b: jax.vmap(fixed_point, (None, 0))(w, b)) if batched else (lambda w, b: fixed_point(w, b[0]))
+    with pytest.warns(UserWarning, match="stops by a number") if not batched else contextlib.nullcontext():
+        report = compare(fn, 4 * w, b)
+    (loop,) = report.loops
+    assert loop.exact < 20 and loop.half == 300 and loop.parts
+    assert report.error < 0.02 and not report.is_fine
+    assert f"300 iterations in half, {loop.exact} in float32" in report.verdict
+
+
+def test_loop_of_equal_lengths_is_fine():
+    def fn(w, b):
+        return jax.lax.fori_loop(0, jnp.int32(b.sum() * 0 + 7), lambda i, z: jnp.tanh(w @ z), b)
+
+    report = compare(fn, W / 4, X[0])
+    assert report.is_fine and [(loop.half, loop.exact) for loop in report.loops] == [(7, 7)]
+
+
+@pytest.mark.parametrize(("factor", "scale"), [(30.0, 2.0**24), (1e-5, 1.0)])
+def test_another_loss_scale_is_the_first_mend(factor, scale):
+    def loss(w, x):
+        return factor * jnp.mean(jnp.square(jnp.tanh(x @ w) @ w - x))
+
+    report = compare(loss, W, X, of="grad", scale=scale)
+    first = report.mends[0]
+    assert not report.is_fine and first.change.startswith("scale=2**") and first.removes > 0.9 and first.error < 0.01
+    exponent = int(first.change.removeprefix("scale=2**"))
+    assert compare(loss, W, X, of="grad", scale=2.0**exponent).error == pytest.approx(first.error, rel=0.3)
+    if exponent < 24:  # twice the scale is finite, four times is not
+        assert np.isfinite(compare(loss, W, X, of="grad", scale=2.0 ** (exponent + 1)).error)
+        assert np.isinf(compare(loss, W, X, of="grad", scale=2.0 ** (exponent + 2)).error)
