@@ -19,6 +19,7 @@ from mixedres.numerics._exponents import Exponents, exponents
 from mixedres.numerics._linen import tap_modules
 from mixedres.numerics._report import Report
 from mixedres.numerics._rows import TensorRow, log2_of_scale
+from mixedres.numerics._trials import tried
 
 
 def examine(
@@ -29,6 +30,7 @@ def examine(
     select: str = "",
     has_aux: bool = False,
     title: str = "numerics",
+    tries: bool = True,
 ) -> Report:
     """Reports what float16 and bfloat16 would do to the values and gradients of `loss_fn`.
 
@@ -36,7 +38,9 @@ def examine(
 
     Use the loss as computed in float32 and without a loss scale: what float16 has already lost cannot be counted. The
     report covers the results of all flax.linen modules, all values passed to `numerics.tap`, the gradients of both, the
-    parameters, and their gradients. `loss_fn` is compiled and run once.
+    parameters, and their gradients. `loss_fn` is compiled and run once. Then the gradient of `autocast(loss_fn)` in
+    float16 is compiled, and run at the loss scales that the advice names, because gradients without a tap may underflow
+    or overflow too.
 
     Args:
       loss_fn: (params, *batch) -> float scalar, or (scalar, aux) if `has_aux`; jitted or not.
@@ -47,24 +51,14 @@ def examine(
       select: regular expression of the names to examine, such as 'block1/conv2' or 'block1/conv2/kernel'; '' for all.
       has_aux: see `jax.grad`.
       title: title of the report.
+      tries: run the gradient in float16; False: only count.
 
     Raises:
       ValueError: for a scale that is not a power of two, parameters without floating-point numbers, a loss that is not
         a float scalar, a `select` that matches no name, and a tap that was never executed.
     """
     log2_scale = log2_of_scale(scale)
-    leaves = [(path or "params", leaf) for path, leaf in leaves_by_path(params)]
-    names, arrays = [name for name, _ in leaves], dict(leaves)
-    if len(arrays) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"two of params are called {twice!r}; rename one")
-    floats = {
-        name: leaf
-        for name, leaf in arrays.items()
-        if is_array(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
-    }
-    if not floats:
-        raise ValueError(f"params contain no floating-point array to differentiate: {_kinds(arrays)}")
+    arrays, floats = _arrays_by_name(params)
 
     def loss_of(floats: dict[str, Any], *batch: Batch) -> Any:
         tree = jax.tree.unflatten(jax.tree.structure(params), list((arrays | floats).values()))
@@ -82,21 +76,25 @@ def examine(
     if not dtypes and not floats_wanted:
         raise ValueError(f"select={select!r} matches no name; there are {listed([*(found | floats)], 3)}")
 
-    def counted(floats: dict[str, Any], *batch: Batch) -> TensorCounts:
+    def counted(floats: dict[str, Any], *batch: Batch) -> tuple[TensorCounts, dict[str, Any]]:
         grad_fn = _taps.tapped_value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])
         _, gradients, statistics = grad_fn(floats, *batch)
         counts = [{name: exponents(x[name]) for name in floats_wanted} for x in (gradients, floats)]
-        return TensorCounts(statistics, *counts)
+        return TensorCounts(statistics, *counts), gradients
 
     try:
-        seen = jax.jit(counted, compiler_options=jax_compat.options_for_one_run())(floats, *batch)
+        seen, gradients = jax.jit(counted, compiler_options=jax_compat.options_for_one_run())(floats, *batch)
     except jax.errors.UnexpectedTracerError:
         raise ValueError(
             "a tap is inside a function with a custom derivative (jax.custom_vjp or custom_jvp), or in a transform "
             "that stores its values; tap the arguments and results of that function instead"
         ) from None
     notes = _notes(found, dtypes, [name for name in dtypes if name not in seen.taps.names])
-    return Report(seen.rows(floats), log2_scale, title, tuple(notes))
+    report = Report(seen.rows(floats), log2_scale, title, tuple(notes))
+    if not tries or report.dtype != "float16":
+        return report
+
+    return dataclasses.replace(report, trials=tried(report, loss_of, has_aux, floats, gradients, batch))
 
 
 @jax.tree_util.register_dataclass
@@ -132,6 +130,23 @@ class TensorCounts:
             rows += [dataclasses.replace(row, kind="weight gradient", parts=(Exponents(gradient),)), row]
         place = {module: index for index, module in enumerate(modules)}
         return tuple(sorted(rows, key=lambda row: place.get(row.module, len(place))))  # rows without a module last
+
+
+def _arrays_by_name(params: Params) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the leaves of params by name, and those to differentiate; raises ValueError as `examine`."""
+    leaves = [(path or "params", leaf) for path, leaf in leaves_by_path(params)]
+    names, arrays = [name for name, _ in leaves], dict(leaves)
+    if len(arrays) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"two of params are called {twice!r}; rename one")
+    floats = {
+        name: leaf
+        for name, leaf in arrays.items()
+        if is_array(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+    }
+    if not floats:
+        raise ValueError(f"params contain no floating-point array to differentiate: {_kinds(arrays)}")
+    return arrays, floats
 
 
 def _check_scalar(result: Array, has_aux: bool) -> None:

@@ -22,6 +22,8 @@ LOG2_SCALES = range(-24, 25)
 # Names of parameters that are added, not multiplied.
 BIASES = {"b", "beta", "bias"}
 MANTISSA_BITS = 10
+# Errors of a gradient that differ by less are the same.
+SMALL_ERROR = 1e-3
 
 
 class Limits(NamedTuple):
@@ -61,6 +63,23 @@ class Comparison:
     median: float
 
 
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """Error of the whole gradient in half precision at a loss scale, as measured by a run.
+
+    Attributes:
+      log2_scale: exponent of the loss scale.
+      error: relative l2 error against the gradient in float32; infinite if the gradient is not finite.
+    """
+
+    log2_scale: int
+    error: float
+
+    def __str__(self) -> str:
+        found = f"off by {100 * self.error:.2g} %" if math.isfinite(self.error) else "not finite"
+        return f"{found} at {format_power(self.log2_scale)}"
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
     """Result of `examine`. Loss scales are powers of two; `log2_...` attributes are their exponents.
@@ -72,6 +91,7 @@ class Report:
       notes: limits of the examination.
       probes: limits of the loss scale at each examined step, set by `at_step`; empty if no step was given.
       comparisons: errors of real gradients in half precision; empty unless they were computed.
+      trials: errors of the gradient in half at some loss scales, in order; empty if it was not tried.
     """
 
     rows: tuple[TensorRow, ...]
@@ -80,6 +100,7 @@ class Report:
     notes: tuple[str, ...] = ()
     probes: tuple[Probe, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
+    trials: tuple[Trial, ...] = ()
 
     @cached_property
     def scaled(self) -> tuple[TensorRow, ...]:
@@ -98,6 +119,18 @@ class Report:
 
     @cached_property
     def recommended_log2_scale(self) -> int:
+        """Returns the exponent of the recommended loss scale, by the counts and the trials.
+
+        It is `counted_log2_scale`, unless a trial at another scale is far better: then that scale.
+        """
+        errors = {trial.log2_scale: trial.error for trial in self.trials}
+        best = min(errors, key=lambda log2_scale: errors[log2_scale], default=self.counted_log2_scale)
+        counted = errors.get(self.counted_log2_scale, math.inf if errors else 0.0)
+        is_right = counted <= 2 * errors.get(best, 0.0) + SMALL_ERROR
+        return self.counted_log2_scale if is_right else best
+
+    @cached_property
+    def counted_log2_scale(self) -> int:
         """Returns the exponent of the loss scale at which the fewest gradients come near overflow or flush to zero.
 
         A gradient flushes if it loses over 0.1 % of its mass. Among equal scales, the scale with the least overflow is
@@ -206,13 +239,16 @@ class Report:
 
     def _gradient_sentence(self) -> str:
         """Returns the sentence about the loss scales that fit the gradients that become float16."""
+        if self.trials:
+            return f"Tried: the gradient is {', '.join(map(str, self.trials))}."
+        kind = "gradient" if any(row.kind == "gradient" for row in self.scaled) else "weight gradient"
         enough, safe, first = self.half_limits
         other, others = (" other", " others") if self.keep_float32 else ("", "")
         if first is None or safe is None or enough is None:
             return f"All{other} gradients are zero, so the scale that they need is unknown."
         return (
-            f"Every{other} gradient keeps 99.9 % of its mass from {format_power(enough)} on, and all{others} are "
-            f"finite up to {format_power(safe)}, where the {first} is the next to overflow."
+            f"Every{other} {kind} that was counted keeps 99.9 % of its mass from {format_power(enough)} on, and "
+            f"all{others} are finite up to {format_power(safe)}, where the {first} is the next to overflow."
         )
 
     def __add__(self, other: Report) -> Report:
@@ -230,6 +266,7 @@ class Report:
             notes=tuple(dict.fromkeys(self.notes + other.notes)),
             probes=self.probes + other.probes,
             comparisons=self.comparisons + other.comparisons,
+            trials=(),  # of one step
         )
 
     def at_step(self, step: int) -> Report:
@@ -268,6 +305,7 @@ class Report:
                 "levels": LEVELS,
             },
             "probes": [dataclasses.asdict(probe) for probe in self.probes],
+            "trials": [dataclasses.asdict(trial) for trial in self.trials],
             "comparison": [dataclasses.asdict(comparison) for comparison in self.comparisons],
             "rows": list(map(self._row_to_json, self.rows)),
         }

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mixedres import numerics
+from mixedres import amp, numerics
 from mixedres.numerics import examine
 from mixedres.numerics._rows import FLUSHING
 from tests.arrays import normal
@@ -244,3 +244,49 @@ def test_parameter_trees_may_contain_functions():
     assert {row.name for row in report.rows} == {"bias", "kernel"}
     with pytest.raises(ValueError, match="no floating-point array to differentiate: f is PjitFunction"):
         examine(lambda p, x: x.sum(), {"f": jnp.sin}, x)
+
+
+def hidden_gradients(log2_input, log2_loss):
+    """A loss whose only counted gradient is far from the ones inside: x.T @ g has another magnitude than g."""
+
+    def loss(params, x, wanted):
+        return jnp.mean((x @ params["w"] - wanted) ** 2) * 2.0**log2_loss
+
+    x, wanted = normal(0, (64, 32)) * 2.0**log2_input, normal(2, (64, 16))
+    return loss, {"w": normal(1, (32, 16)) * 2.0**-log2_input}, x, wanted
+
+
+def error_of_half(loss, params, batch, log2_scale):
+    """Relative error of the whole gradient of autocast at a loss scale, in float64."""
+    scale = 2.0**log2_scale
+    grads = jax.grad(lambda *args: amp.autocast(loss, "float16")(*args).astype(jnp.float32) * scale)(params, *batch)
+    half, exact = (np.float64(tree["w"]) for tree in (grads, jax.grad(loss)(params, *batch)))
+    return np.linalg.norm(half / scale - exact) / np.linalg.norm(exact)
+
+
+def check_trials(report, loss, params, batch):
+    for trial in report.trials:
+        measured = error_of_half(loss, params, batch, trial.log2_scale)
+        assert trial.error == (pytest.approx(measured, rel=0.01) if np.isfinite(measured) else math.inf)
+    assert f"Tried: the gradient is {', '.join(map(str, report.trials))}." in report.advice
+
+
+def test_scale_with_an_overflow_inside_is_not_recommended():
+    loss, params, *batch = hidden_gradients(-9, 4)
+    counted = examine(loss, params, *batch, tries=False)
+    assert counted.trials == () and "Every weight gradient that was counted" in counted.advice
+    assert not np.isfinite(error_of_half(loss, params, batch, counted.recommended_log2_scale))
+    report = examine(loss, params, *batch)
+    check_trials(report, loss, params, batch)
+    assert report.counted_log2_scale == counted.recommended_log2_scale
+    assert error_of_half(loss, params, batch, report.recommended_log2_scale) < 1e-3
+    has_aux = examine(lambda *args: (loss(*args), args), params, *batch, has_aux=True)
+    assert has_aux.trials == report.trials
+
+
+def test_scale_in_use_is_tried():
+    loss, params, *batch = hidden_gradients(6, -27)
+    report = examine(loss, params, *batch, scale=4.0)
+    check_trials(report, loss, params, batch)
+    assert report.trials[0].log2_scale == 2 and report.trials[0].error > 0.05
+    assert error_of_half(loss, params, batch, report.recommended_log2_scale) < 1e-3

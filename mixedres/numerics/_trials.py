@@ -1,0 +1,76 @@
+"""Gradients in half precision, run at loss scales before the scales are recommended."""
+
+import functools
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixedres import amp
+from mixedres._internal import jax_compat
+from mixedres._internal.types import Array, Batch, Function
+from mixedres.numerics._report import Report, Trial
+from mixedres.numerics._scales import largest_finite
+
+
+def tried(
+    report: Report,
+    loss_fn: Function,
+    has_aux: bool,
+    floats: dict[str, Any],
+    exact: dict[str, Any],
+    batch: Sequence[Batch],
+) -> tuple[Trial, ...]:
+    """Returns the errors of the gradient in float16 at loss scales, by one program whose argument is the scale.
+
+    Tried are the recommended scale, the scale in use, and half of the largest scale with finite gradients.
+
+    Args:
+      report: the counts, with the layers that stay in float32.
+      loss_fn: (floats, *batch) -> scalar in float32, or (scalar, aux) if `has_aux`.
+      has_aux: see `jax.grad`.
+      floats: the parameters.
+      exact: their gradients in float32.
+      batch: the other arguments.
+
+    Returns:
+      The trials by scale; () if the layers that should stay in float32 have no scope, if autocast does not take the
+      function, and if all gradients are zero or not finite.
+    """
+
+    def loss(floats: dict[str, Any], *batch: Batch) -> Any:
+        value = loss_fn(floats, *batch)
+        return value[0] if has_aux else value
+
+    half = amp.autocast(loss, report.dtype, keep_float32=report.keep_float32_pattern)
+
+    def error(scale: Array, floats: dict[str, Any], exact: dict[str, Any], *batch: Batch) -> jax.Array:
+        grads = jax.grad(lambda floats: half(floats, *batch).astype(jnp.float32) * scale)(floats)
+        pairs = [(grads[name].astype(jnp.float32) / scale, exact[name].astype(jnp.float32)) for name in exact]
+        sums = [sum(jnp.vdot(x, x) for x in column) for column in zip(*((a - b, b) for a, b in pairs), strict=True)]
+        return jnp.sqrt(sums[0] / sums[1])
+
+    arguments = (floats, exact, *batch)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", amp.PrecisionWarning)
+            run = jax.jit(error, compiler_options=jax_compat.options_for_one_run())
+            compiled = run.lower(np.float32(1), *arguments).compile()
+    except (TypeError, ValueError):
+        return ()
+
+    @functools.cache
+    def error_at(exponent: int) -> float:
+        found = float(compiled(np.float32(2.0**exponent), *arguments))
+        return found if math.isfinite(found) else math.inf
+
+    largest = largest_finite(lambda exponent: math.isfinite(error_at(exponent)))
+    used = [report.log2_scale] if report.log2_scale else []
+    scales = sorted({largest - 1, report.recommended_log2_scale, *used})
+    with jax.debug_nans(False), jax.debug_infs(False):
+        trials = tuple(Trial(exponent, error_at(exponent)) for exponent in scales)
+    return trials if any(math.isfinite(trial.error) for trial in trials) else ()
