@@ -163,16 +163,17 @@ def tapped_value_and_grad(
       select: names of the taps to count, which may be empty; None for all.
 
     Returns:
-      A function of the arguments of `fn` to (value, gradients, statistics), with the value and gradients of
-      `jax.value_and_grad` and the `TapStatistics` of the taps on which the loss depends.
+      A function of the arguments of `fn`, by place or by name, to (value, gradients, statistics), with the value and
+      gradients of `jax.value_and_grad` and the `TapStatistics` of the taps on which the loss depends.
 
     Raises:
       ValueError: when called, if `fn` executes no tap.
     """
     wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
-    def run(*args: PyTree) -> tuple[Any, Any, TapStatistics]:
-        found = {name: dtype for name, dtype in names(fn, *args).items() if select is None or name in select}
+    def run(*args: PyTree, **kwargs: PyTree) -> tuple[Any, Any, TapStatistics]:
+        called = partial(fn, **kwargs)
+        found = {name: dtype for name, dtype in names(called, *args).items() if select is None or name in select}
         if not found and select is None:
             raise ValueError("the function executes no tap; call numerics.tap(x, name) in it")
 
@@ -181,10 +182,10 @@ def tapped_value_and_grad(
         def with_dummies(dummies: dict[str, jax.Array], *args: PyTree) -> Any:
             capture.dummies = dummies
             with _capturing(capture):
-                return fn(*args)
+                return called(*args)
 
         dummies = {name: jnp.zeros(_SHAPE, jnp.float32) for name in found}
-        shifted = (0, *(number + 1 for number in wanted))
+        shifted = (0, *(number + 1 if number >= 0 else number for number in wanted))
         value, (statistics, *gradients) = jax.value_and_grad(with_dummies, shifted, has_aux)(dummies, *args)
         reached = tuple(name for name in found if name in capture.reached)
         dtypes, counts = tuple(found[name] for name in reached), tuple(statistics[name] for name in reached)

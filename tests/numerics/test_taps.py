@@ -170,3 +170,17 @@ def test_function_without_taps_reports_nothing():
         _taps.read(statistics)
     taken = jax.jit(_taps.tapped_value_and_grad(branches, select=["yes"]))(X, True)[2]
     assert _taps.read(taken)["yes"].executions == 1
+
+
+def test_arguments_are_differentiated_as_by_jax():
+    def fn(x, y):
+        return (_taps.tap(x * y, "product") ** 2).sum()
+
+    x, y = X, 2 * X + 1
+    for argnums in (-1, (0, -1)):
+        value, gradients, statistics = _taps.tapped_value_and_grad(fn, argnums)(x, y)
+        expected = jax.value_and_grad(fn, argnums)(x, y)
+        jax.tree.map(np.testing.assert_array_equal, (value, gradients), expected)
+        assert statistics.names == ("product",)
+    value, gradients, _ = _taps.tapped_value_and_grad(fn)(x, y=y)
+    jax.tree.map(np.testing.assert_array_equal, (value, gradients), jax.value_and_grad(fn)(x, y=y))
