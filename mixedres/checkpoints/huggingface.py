@@ -21,13 +21,46 @@ _BILINEAR = 2
 _CROPPING = "BitImageProcessor"
 
 
+# Values of the keys that decide what a network or a processor computes: those that mixedres computes. A missing key has
+# the first value. Keys outside these tables decide nothing, or are read.
+_NETWORK: dict[str, tuple[Json, ...]] = {
+    "model_type": ("resnet",),
+    "hidden_act": ("relu",),
+    "downsample_in_first_stage": (False,),
+    "embedding_size": (64,),
+    "layer_type": ("bottleneck", "basic"),
+    "hidden_sizes": tuple(_WIDTHS.values()),
+}
+_PREPROCESSING: dict[str, tuple[Json, ...]] = {
+    "do_resize": (True,),
+    "do_rescale": (True,),
+    "do_normalize": (True,),
+    "rescale_factor": (1 / 255,),
+}
+# Architectures of timm's hub with the names and the arithmetic of networks of mixedres. Others, such as resnetaa50 and
+# resnetblur50, have equal tensors and compute something else.
+_OF_TIMM = tuple(f"resnet{size}" for size in (18, 34, 50, 101, 152, 200))
+# Names of the processors that cut out the center, without the endings of their versions.
+_KINDS = ("ConvNext", "Bit")
+
+
+def _refuse_others(config: Record, table: Mapping[str, tuple[Json, ...]], path: pathlib.Path) -> None:
+    """Raises ValueError for a key with another value than the table has."""
+    for key, allowed in table.items():
+        value = config.get(key, allowed[0])
+        close = isinstance(value, float) and abs(value - allowed[0]) < 1e-6
+        if value not in allowed and not close:
+            raise ValueError(f"{path}: {key} is {value!r}, and mixedres computes {' or '.join(map(repr, allowed))}")
+
+
 def read_network_config(path: pathlib.Path) -> tuple[str | None, tuple[str, ...] | None]:
     """Returns the version of the network and the names of its classes; None if the file does not have them.
 
     Raises:
-      ValueError: if the file is no config.json of transformers.
+      ValueError: if the file is no config.json of transformers, or of a network that mixedres does not compute.
     """
     config = _read_object(path)
+    _refuse_others(config, _NETWORK, path)
     try:
         labels = config.get("id2label") or {}
         names = tuple(str(labels[str(index)]) for index in range(len(labels))) or None
@@ -37,17 +70,55 @@ def read_network_config(path: pathlib.Path) -> tuple[str | None, tuple[str, ...]
     return None if first is None else "1" if first else "1.5", names
 
 
+def read_timm_config(path: pathlib.Path) -> Record:
+    """Returns what a config.json of timm's hub says: 'class_names' and 'input'; {} for another program's file.
+
+    Raises:
+      ValueError: if the file names an architecture that mixedres does not compute.
+    """
+    config = _read_object(path)
+    if "architecture" not in config:
+        return {}
+    name, found = str(config["architecture"]), config.get("pretrained_cfg") or {}
+    if name not in _OF_TIMM:
+        raise ValueError(f"{path}: architecture is {name!r}, and mixedres computes {', '.join(_OF_TIMM)}")
+    try:
+        known: Record = {}
+        labels = config.get("label_names") or found.get("label_names")
+        if labels:
+            known["class_names"] = tuple(map(str, labels))
+        if "input_size" in found:
+            channels, height, width = found["input_size"]
+            mean, std = ([255.0 * value for value in found[key]] for key in ("mean", "std"))
+            known["input"] = {"shape": [height, width, channels], "mean": mean, "std": std, "resize": "area"}
+            known["input"]["crop_pct"] = found.get("crop_pct") or _CROP_PCT
+        return known
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a config of timm ({error!r})") from None
+
+
 def read_processor_config(path: pathlib.Path) -> Record:
     """Returns the network's input, as `mixedres.data.InputSpec.from_json` takes it.
 
     Raises:
-      ValueError: if the file is no preprocessor_config.json of transformers.
+      ValueError: if the file is no preprocessor_config.json of transformers, or of another processor than those that
+        cut out the center of an image.
     """
     config = _read_object(path)
+    _refuse_others(config, _PREPROCESSING, path)
+    kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or _PROCESSOR)
+    crops = bool(config.get("do_center_crop") and config.get("crop_size"))
+    if not kind.startswith(_KINDS) or (kind.startswith("Bit") and not crops):
+        without = "" if crops else " without a center crop"
+        raise ValueError(f"{path} is of {kind}{without}, and mixedres computes {_PROCESSOR} and {_CROPPING}")
     try:
         size = config["size"]
+        for name in ("size", "crop_size"):
+            sides = config.get(name)
+            if isinstance(sides, dict) and sides.get("height") != sides.get("width"):
+                raise ValueError(f"{path}: {name} is {sides!r}, and mixedres takes squares")
         edge = size if isinstance(size, int) else size.get("shortest_edge") or size["height"]
-        if config.get("do_center_crop") and config.get("crop_size"):
+        if crops:
             crop = config["crop_size"]
             side = crop if isinstance(crop, int) else crop["height"]
             crop_pct = min(1.0, side / edge)

@@ -49,8 +49,13 @@ _MOST_AXES = 4
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 # Files in a folder, in the order in which transformers looks for them.
 _IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
-# Keys of the weights in checkpoints of training scripts (torchvision, timm).
-_NESTED = ("model", "state_dict")
+# Keys of the weights in checkpoints of training scripts (torchvision, timm), moving averages first, as timm reads them.
+_AVERAGES = ("state_dict_ema", "model_ema")
+_NESTED = (*_AVERAGES, "model", "state_dict", "model_state_dict", "net")
+# Beginnings of all names in files of DataParallel and averaging, torch.compile, Lightning and networks inside others.
+_PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.")
+# Counter beside the weights of torch.optim.swa_utils.AveragedModel.
+_AVERAGED = "n_averaged"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,26 +130,41 @@ def read_weights_file(path: pathlib.Path) -> WeightsFile:
         raise WeightsError(f"{file} is no regular file, or a link to nowhere; name a file of weights or a workdir")
     if file.suffix in tensorflow_files.KERAS:
         return _of_tensorflow(file, tensorflow_files.read_keras(file))
+    about, notes = None, []
     if file.suffix == _SAFETENSORS:
         tensors, about = _read_safetensors(file)
     elif file.suffix in PICKLES:
-        tensors, about = _read_pickle(file), None
+        tensors, key = _read_pickle(file)
+        notes += [f"taking the moving average of the weights ({key})"] * (key in _AVERAGES)
     else:
         known = ", ".join((_SAFETENSORS, *PICKLES, *tensorflow_files.KERAS))
         raise WeightsError(
             f"{file} is no file of weights; those end in {known}, and a checkpoint of TensorFlow is named without "
             ".index, .meta or .data-00000-of-00001"
         )
-    if tensors and all(name.startswith("module.") for name in tensors):  # of PyTorch's DataParallel
-        tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
+    tensors, prefix = _without_prefix(tensors)
+    notes += [f"the beginning {prefix!r} of all names is left out"] * (prefix not in ("", "module."))
     tensors = checked(file, tensors)
     layout = layout_of(tensors) or ("mixedres" if '"network"' in (about or "") else None)
     if layout is None:
         names = ", ".join(sorted(tensors)[:3]) or "no tensor"
         raise WeightsError(f"{file} holds no ResNet of the layouts {' and '.join(LAYOUTS)} (it has {names} ...)")
     return dataclasses.replace(
-        WeightsFile(file, tensors, layout, batches=batches_of(tensors)), **_read_metadata(file, layout, about)
+        WeightsFile(file, tensors, layout, batches=batches_of(tensors), note="; ".join(notes)),
+        **_read_metadata(file, layout, about),
     )
+
+
+def _without_prefix(tensors: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], str]:
+    """Returns the tensors without the beginning that all names have in files of some programs, and this beginning."""
+    removed = ""
+    while tensors:
+        tensors = {name: value for name, value in tensors.items() if name != _AVERAGED}
+        prefix = next((prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in tensors)), "")
+        if not prefix:
+            break
+        tensors, removed = {name.removeprefix(prefix): x for name, x in tensors.items()}, removed + prefix
+    return tensors, removed
 
 
 def _of_tensorflow(path: pathlib.Path, variables: Mapping[str, np.ndarray]) -> WeightsFile:
@@ -182,6 +202,8 @@ def _read_metadata(file: pathlib.Path, layout: str, about: str | None) -> Record
         raise WeightsError(f"{file}: the metadata that mixedres wrote cannot be read ({error})") from None
     config, processor = file.with_name(huggingface.CONFIG), file.with_name(huggingface.PROCESSOR)
     try:
+        if layout == "torchvision" and config.is_file():
+            known |= huggingface.read_timm_config(config)
         if layout == "transformers" and config.is_file():
             known["version"], known["class_names"] = huggingface.read_network_config(config)
         if layout == "transformers" and processor.is_file():
@@ -252,7 +274,8 @@ def checked(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> dict[str, 
     return dict(tensors)
 
 
-def _read_pickle(file: pathlib.Path) -> dict[str, np.ndarray]:
+def _read_pickle(file: pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
+    """Returns the tensors of a file of PyTorch, and the key of the checkpoint that holds them; '' for no key."""
     try:
         import torch
     except ImportError:
@@ -273,12 +296,13 @@ def _read_pickle(file: pathlib.Path) -> dict[str, np.ndarray]:
                 f"{file} holds code beside weights, and was refused; save the model's state_dict()"
             ) from None
         raise WeightsError(f"{file} is no whole file of PyTorch ({type(error).__name__}); get it again") from None
-    nested = [loaded[key] for key in _NESTED if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping)]
-    state = nested[0] if nested else loaded
+    has = isinstance(loaded, Mapping)
+    key = next((key for key in _NESTED if has and isinstance(loaded.get(key), Mapping) and loaded[key]), "")
+    state = loaded[key] if key else loaded
     if not isinstance(state, Mapping):
         raise WeightsError(f"{file} holds a {type(state).__name__}; save a model's state_dict()")
     try:
-        return {str(name): _numpy(value) for name, value in state.items() if isinstance(value, torch.Tensor)}
+        return {str(name): _numpy(value) for name, value in state.items() if isinstance(value, torch.Tensor)}, key
     except (TypeError, RuntimeError) as error:  # sparse, quantized, or of a dtype that numpy does not have
         raise WeightsError(f"{file} holds tensors that are no plain arrays ({str(error).splitlines()[0]})") from None
 

@@ -68,6 +68,44 @@ def test_names_and_version_come_back(tmp_path):
     assert huggingface.read_network_config(path) == ("1", ("a", "b", "LABEL_2", "LABEL_3"))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model_type", "regnet"),
+        ("hidden_act", "gelu"),
+        ("downsample_in_first_stage", True),
+        ("embedding_size", 32),
+        ("hidden_sizes", [128, 256, 512, 1024]),
+        ("layer_type", "dense"),
+    ],
+)
+def test_other_network_is_refused_by_name(key, value, tmp_path):
+    path = tmp_path / huggingface.CONFIG
+    config = huggingface.network_config(False, (2, 2, 2, 2), 4, 3, "1.5", ())
+    path.write_text(json.dumps(config | {key: value}))
+    assert f"{key} is {value!r}, and mixedres computes" in made.message(huggingface.read_network_config, path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"do_normalize": False}, "do_normalize is False"),
+        ({"do_rescale": False}, "do_rescale is False"),
+        ({"do_resize": False}, "do_resize is False"),
+        ({"rescale_factor": 1 / 127.5}, "rescale_factor is 0.0078"),
+        ({"image_processor_type": "ViTImageProcessor"}, "is of ViTImageProcessor without a center crop"),
+        ({"image_processor_type": "BitImageProcessor"}, "is of BitImageProcessor without a center crop"),
+        ({"size": {"height": 224, "width": 160}}, "size is {'height': 224, 'width': 160}"),
+        (CROPPED | {"crop_size": {"height": 224, "width": 200}}, "crop_size is"),
+    ],
+)
+def test_other_processor_is_refused_by_name(changed, words, tmp_path):
+    path = written(tmp_path, MICROSOFT | changed)
+    assert words in made.message(huggingface.read_processor_config, path)
+    for kind in ("ConvNextFeatureExtractor", "ConvNextImageProcessorFast"):
+        assert huggingface.read_processor_config(written(tmp_path, MICROSOFT | {"feature_extractor_type": kind}))
+
+
 @pytest.mark.parametrize("text", ["", "[1]", '{"size": {}}', '{"size": "large", "image_mean": [0], "image_std": [1]}'])
 def test_damaged_json_is_one_line(text, tmp_path):
     path = tmp_path / huggingface.PROCESSOR

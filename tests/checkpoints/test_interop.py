@@ -159,6 +159,18 @@ def test_pth_is_read_without_running_code(nested, saved, tmp_path):
         np.testing.assert_array_equal(file.tensors[name], value)
 
 
+@pytest.mark.parametrize("key", ["state_dict_ema", "model_ema"])
+def test_moving_average_beside_the_weights_is_taken(key, saved, tmp_path):
+    _, network = saved(18)
+    last = network.state_dict()
+    average = {f"module.{name}": 2 * value if value.is_floating_point() else value for name, value in last.items()}
+    torch.save({"model": last, key: {"n_averaged": torch.tensor(3), **average}}, tmp_path / "a.pth")
+    file = checkpoints.read_weights(tmp_path / "a.pth")
+    assert file.note == f"taking the moving average of the weights ({key})"
+    name = "resnet.embedder.embedder.convolution.weight"
+    np.testing.assert_array_equal(file.tensors[name], 2 * last[name].numpy())
+
+
 @pytest.mark.parametrize("content", [b"<!doctype html><html>not found</html>" * 9, b"", b"version https://git-lfs"])
 def test_other_file_named_pth_is_refused(content, tmp_path):
     (tmp_path / "page.pth").write_bytes(content)

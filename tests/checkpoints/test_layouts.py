@@ -1,6 +1,7 @@
 """Names, axes and mismatches, without any other library."""
 
 import functools
+import json
 
 import h5py
 import jax
@@ -111,3 +112,33 @@ def test_file_that_cannot_be_written_leaves_nothing(tmp_path):
     with pytest.raises(checkpoints.WeightsError, match="cannot be written"):
         checkpoints.write_weights(tmp_path / "none" / "a.safetensors", {"a": np.zeros(3, np.float32)})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "model.", "net.", "backbone.", "module.model."])
+def test_beginning_of_all_names_is_left_out_and_said(prefix, tmp_path):
+    tensors = checkpoints.to_tensors(network(), "torchvision")
+    checkpoints.write_weights(tmp_path / "a.safetensors", {f"{prefix}{name}": x for name, x in tensors.items()})
+    file = checkpoints.read_weights(tmp_path / "a.safetensors")
+    assert file.note == f"the beginning {prefix!r} of all names is left out"
+    assert file.tensors.keys() == tensors.keys()
+    # A beginning of some names only is a part of another network.
+    some = {f"model.{name}" if name.startswith("layer1") else name: x for name, x in tensors.items()}
+    checkpoints.write_weights(tmp_path / "b.safetensors", some)
+    assert checkpoints.read_weights(tmp_path / "b.safetensors").architecture is None
+
+
+def test_folder_of_timms_hub_is_believed_or_refused(tmp_path):
+    checkpoints.write_weights(
+        tmp_path / "model.safetensors", checkpoints.to_tensors(network("resnet50", 3), "torchvision")
+    )
+    about = {"input_size": [3, 160, 160], "mean": [0.5] * 3, "std": [0.25] * 3, "crop_pct": 0.95}
+    config = {"architecture": "resnet50", "num_classes": 3, "label_names": list("abc"), "pretrained_cfg": about}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    file = checkpoints.read_weights(tmp_path)
+    assert file.class_names == ("a", "b", "c") and tuple(file.input["shape"]) == (160, 160, 3)
+    assert [*file.input["mean"], *file.input["std"], file.input["crop_pct"]] == [127.5] * 3 + [63.75] * 3 + [0.95]
+    for other in ("resnetaa50", "resnetblur50", "seresnet50"):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"architecture": other}))
+        assert f"architecture is '{other}', and mixedres computes resnet18" in made.message(
+            checkpoints.read_weights, tmp_path
+        )
