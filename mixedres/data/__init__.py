@@ -9,19 +9,8 @@ from mixedres.data.examples import Dataset, Example, Examples
 from mixedres.data.input_spec import InputSpec
 from mixedres.data.prefetch import GaveUp, Prefetch
 from mixedres.data.results import ImageResults, ResultCollector
-from mixedres.data.sources import (
-    Batch,
-    DataInfo,
-    InMemory,
-    Shard,
-    Source,
-    Synthetic,
-    check_batch,
-    check_labels,
-    check_source,
-    endless,
-    identity,
-)
+from mixedres.data.source_checks import check_batch, check_labels, check_scale, check_source, endless
+from mixedres.data.sources import Batch, DataInfo, InMemory, Shard, Source, Synthetic, identity
 
 if TYPE_CHECKING:
     from mixedres.data.datasets.folder import IMAGE_EXTENSIONS, images_below
@@ -56,6 +45,7 @@ __all__ = [
     "center_crops",
     "check_batch",
     "check_labels",
+    "check_scale",
     "check_source",
     "endless",
     "geometry",

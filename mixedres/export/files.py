@@ -90,6 +90,7 @@ def resize(pixels, height, width, by_area):  # else linear interpolation
 def read_photograph(path):  # upright, the square in the middle, {height}x{width} pixels
     from PIL import Image, ImageOps
     photo, size = Image.open(path), {width}
+    if photo.mode == "F": raise ValueError("its pixels are floating-point numbers of an unknown range")
     turned = photo.format != "TIFF" and photo.getexif().get(0x0112, 1) > 4  # Pillow turns a TIFF
     width, height = photo.size[::-1] if turned else photo.size
     box = central_crop(height, width, {crop_pct:.6g})
@@ -113,7 +114,9 @@ def read_photograph(path):  # upright, the middle after the shorter side has bec
         share = (at - low).astype(np.float32).reshape((-1, 1, 1) if axis == 0 else (-1, 1))
         before, after = x.take(low, axis), x.take(low + 1, axis, mode="clip")
         return before + (after - before) * share
-    photo = ImageOps.exif_transpose(Image.open(path)).convert("{mode}")
+    photo = ImageOps.exif_transpose(Image.open(path))
+    if photo.mode == "F": raise ValueError("its pixels are floating-point numbers of an unknown range")
+    photo = photo.convert("{mode}")
     pixels = np.asarray(photo, np.float32).reshape(photo.height, photo.width, {channels})
     return middle(middle(pixels, 1, min(photo.size)), 0, min(photo.size))
 """

@@ -188,3 +188,29 @@ def test_unknown_name_lists_a_source_of_ones_own(example, monkeypatch):
     monkeypatch.setitem(data.SOURCES, "ramps", lambda options: example)
     with pytest.raises(ValueError, match="did you mean 'ramps'"):
         data.load("ramp", image_size=8, batch_size=8)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-2.1, 2.6)])
+def test_pixels_on_another_scale_than_the_mean_are_refused(low, high):
+    class Floats(data.DataInfo):
+        fingerprint = "floats"
+
+    def first(source, images):
+        return next(data.check_scale(iter([{"image": images}]), source, "mine"))
+
+    facts = {"image_shape": (4, 4, 3), "num_classes": 2, "train_examples": 8, "eval_examples": 8}
+    images = np.linspace(low, high, 96, dtype=np.float32).reshape(2, 4, 4, 3)
+    source = Floats(**facts, image_dtype=np.dtype(np.float32), mean=(124.0,) * 3, std=(58.0,) * 3)
+    with pytest.raises(data.DataError, match=r"mine: the pixels of the first batch are from .*; give pixels from 0 to"):
+        first(source, images)
+    assert first(source, 255 * np.abs(images) / 3)["image"].max() > 1
+    for mean in (None, (0.5,) * 3):  # standardized by itself, or on the same scale
+        same = Floats(**facts, image_dtype=np.dtype(np.float32), mean=mean, std=mean)
+        assert first(same, images)["image"] is images
+
+
+def test_one_hot_labels_are_asked_for_as_numbers_of_classes():
+    source = Synthetic(image_shape=(4, 4, 1), num_classes=3, train_examples=8, eval_examples=4)
+    batch = {"image": np.zeros((4, 4, 4, 1), np.uint8), "label": np.eye(4, 3, dtype=np.float32)}
+    with pytest.raises(data.DataError, match=r"'label' of a batch is float32\[4, 3\]; it must be int32\[4\].* argmax"):
+        data.check_batch(batch, source, "mine", 4, has_mask=False)

@@ -44,7 +44,8 @@ def center_crops(
 
     Args:
       images: paths of the image files, or arrays: (h, w, 3), (h, w, 1) or (h, w), uint8 from 0 to 255, which are
-        treated as files with these pixels. An array of the shape `spec.shape` is taken as it is, in any dtype.
+        treated as files with these pixels. An array of the shape `spec.shape` and of uint8 or `spec.image_dtype` is
+        taken as it is.
       spec: the network's input.
       threads: number of decoding threads.
     """
@@ -55,10 +56,19 @@ def center_crops(
 def _read_crop(image: str | os.PathLike[str] | np.ndarray, spec: InputSpec) -> np.ndarray | str:
     try:
         if isinstance(image, np.ndarray) and image.shape == spec.shape:
-            return image
+            return _checked(image, spec)
         return center_crop(_as_png(image) if isinstance(image, np.ndarray) else read_regular(image, MAX_BYTES), spec)
     except (OSError, ValueError) as error:
         return reason(error)
+
+
+def _checked(image: np.ndarray, spec: InputSpec) -> np.ndarray:
+    """Returns an array of the shape of the network's input; raises ValueError for other numbers than pixels."""
+    if image.dtype not in (np.uint8, spec.image_dtype):
+        raise ValueError(f"an array of {image.dtype}{list(image.shape)} is no input; give uint8 from 0 to 255")
+    if image.dtype != np.uint8 and not np.isfinite(image).all():
+        raise ValueError("the array has numbers that are not finite")
+    return image
 
 
 def _as_png(image: np.ndarray) -> bytes:

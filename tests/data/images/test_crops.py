@@ -79,3 +79,13 @@ def test_json_numbers_that_are_no_spec_are_refused(key, value):
         InputSpec(**(good | {key: value}))
     with pytest.raises(ValueError, match="does not say how images become squares"):
         InputSpec.from_json({key: value for key, value in good.items() if key != "crop_pct"})
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.uint16, bool])
+def test_array_of_the_inputs_shape_is_uint8_or_refused(dtype):
+    spec = InputSpec((8, 8, 1))
+    array = np.zeros((8, 8, 1), dtype)
+    (found,) = crops.center_crops([array], spec, 1)
+    assert isinstance(found, str) and "give uint8 from 0 to 255" in found
+    (found,) = crops.center_crops([array.astype(np.uint8)], spec, 1)
+    assert found.dtype == np.uint8 and found.shape == spec.shape
