@@ -7,7 +7,6 @@ import os
 import pathlib
 import platform
 import re
-import resource
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -101,6 +100,8 @@ def memory(device: Any, compiled_step: Any) -> dict[str, int | None]:
 
     The peak on the device is None where the platform does not count it (the CPU).
     """
+    import resource  # which Windows does not have
+
     stats = device.memory_stats() or {}
     analysis = compiled_step.memory_analysis()
     # ru_maxrss is in KiB on Linux and in bytes on macOS.

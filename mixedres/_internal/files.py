@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -258,6 +257,8 @@ def lock(path: pathlib.Path, *, shared: bool = False) -> IO[str]:
       BlockingIOError: if another process has the lock.
       OSError: if the file cannot be opened.
     """
+    import fcntl  # which Windows does not have, where the library works and the commands do not
+
     file = open_own(path)
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -273,6 +274,8 @@ def lock(path: pathlib.Path, *, shared: bool = False) -> IO[str]:
 
 def is_locked(path: pathlib.Path) -> bool:
     """Returns whether a process holds the lock of this file, as far as the file system reports."""
+    import fcntl
+
     try:
         with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

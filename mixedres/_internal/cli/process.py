@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import importlib.util
 import logging
 import os
 import sys
@@ -20,8 +21,11 @@ def start(main: Callable[[Sequence[str]], int]) -> NoReturn:
     Until the command calls `signals.raise_interrupts` or takes the signals itself, it has nothing to lose: each of
     `signals.SIGNALS` ends it at once, in the middle of an import or a compilation too.
     """
-    huge_pages.ask()
     console.prepare()
+    if importlib.util.find_spec("fcntl") is None:
+        console.complain("mixedres: the commands need Linux or macOS; on Windows, use WSL 2, or the library alone")
+        leave(2)
+    huge_pages.ask()
     drop_noise()
     signals.end_at_once()
     leave(main(sys.argv))
