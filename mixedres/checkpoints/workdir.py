@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from ml_collections import ConfigDict
 
+from mixedres._internal.cli import command_line
 from mixedres._internal.errors import ConfigError, listed
 from mixedres._internal.files import as_json, checksums_hold, is_locked, parse_json, read_json, read_object
 from mixedres._internal.formats import check_format, without_stamp
@@ -108,7 +109,8 @@ class RecordedRun:
         if not flags:
             return []
         place = self.path / CONFIG
-        return [f"note: settings of this machine are not taken from {place}; if you trust them: {' '.join(flags)}"]
+        command = f"{command_line.typed()} {' '.join(flags)}"
+        return [f"note: settings of this machine are not taken from {place}; if you trust them, type: {command}"]
 
     @staticmethod
     def read_portable_config(path: pathlib.Path) -> ConfigDict:

@@ -6,12 +6,14 @@ from functools import partial
 from typing import TypeAlias
 
 import jax
+import numpy as np
 
 from mixedres import data, precision
 from mixedres._internal import coordination, environment
 from mixedres._internal.cli import console
 from mixedres._internal.cli.compilation import compilation_cache
 from mixedres._internal.errors import DataError
+from mixedres._internal.names import __version__
 from mixedres._internal.types import Batch, CompiledStep, Metrics, Record
 from mixedres.checkpoints import RecordedRun
 from mixedres.train import start, steps
@@ -108,6 +110,8 @@ def sum_over_images(
 ) -> dict[str, Metrics]:
     """Returns the sums of every step over all test images of `experiment` in this `state`, each image counted once.
 
+    If there is one process, 'most_frequent' is the number of images of the most frequent class.
+
     Args:
       eval_steps: compiled evaluation steps by name; the classes that the first step predicts are the baseline of the
         others.
@@ -122,7 +126,14 @@ def sum_over_images(
     in_flight = InFlight()
     waiting: list[tuple[int, Batch, Metrics | None]] = []  # collected while the device computes the next batch
     batches = experiment.source.eval_batches(experiment.batch_size, shard=experiment.shard)
-    put = partial(experiment.shard_batch, has_mask=True)
+    batches = data.check_scale(batches, experiment.source, experiment.config.data.name)
+    labels = np.zeros(experiment.source.num_classes, np.int64)  # how many images have each label
+
+    def put(batch: data.Batch) -> Batch:
+        placed = experiment.shard_batch(batch, has_mask=True)
+        np.add.at(labels, batch["label"][batch["mask"]], 1)
+        return placed
+
     with data.Prefetch(batches, put, give_up=should_stop) as ready, contextlib.suppress(data.GaveUp):
         with group.pause():
             ready.fill()
@@ -145,7 +156,8 @@ def sum_over_images(
     if collector is not None:
         _collect(collector, waiting)
     on_host = jax.device_get(sums)
-    by_name = {name: on_host[name] for name in eval_steps}  # jax sorts the keys of a dict
+    frequent = {"most_frequent": labels.max()} if group.count == 1 else {}
+    by_name = {name: on_host[name] | frequent for name in eval_steps}  # jax sorts the keys of a dict
     counted, stated = int(next(iter(by_name.values()))["examples"]), experiment.source.eval_examples
     if group.count == 1 and not experiment.source.unreadable and counted != stated:
         raise DataError(
@@ -171,19 +183,24 @@ def means(sums: Metrics) -> Record:
 
 
 def _weights(plan: Plan, group: SingleProcess) -> tuple[TrainState, str]:
-    """Returns the state to evaluate and its description; prints the header."""
+    """Returns the state to evaluate and its description; prints what is evaluated."""
     experiment, directory = plan.experiment, plan.directory
     if directory is None:
         begun = start.Start(start.new_state(experiment, plan.initial), initial=plan.initial)
     else:
         compare(plan, directory, group)
         begun = start.latest_start(experiment, directory, plan.initial)
-    start.print_header(experiment, directory)
+    given = f"weights of {plan.config.init_from}"
+    description = given if begun.host is None else f"step {int(begun.state.step)}"
+    where = given if begun.host is None else f"{directory}, {description}"
+    console.say(
+        f"mixedres {__version__}: evaluating {where}, in {experiment.precision.name}, on the "
+        f"{experiment.source.eval_examples:,} test images of {experiment.config.data.name}"
+    )
     recorded = None if directory is None else RecordedRun(directory).data()
     if recorded is not None and recorded["fingerprint"] != experiment.data["fingerprint"]:
         console.say("note: these are other images than those of the run; it may have trained on some of them")
-    given = f"weights of {plan.config.init_from}"
-    return begun.state, given if begun.host is None else f"step {int(begun.state.step)}"
+    return begun.state, description
 
 
 def _table(results: dict[str, Record]) -> list[str]:

@@ -8,7 +8,7 @@ import signal
 
 import jax
 
-from mixedres import checkpoints, data
+from mixedres import checkpoints, data, models
 from mixedres._internal.cli.compilation import CompilationCounter
 from mixedres._internal.cli.signals import StopSignal
 from mixedres._internal.errors import Stopped, TrainingError
@@ -22,6 +22,11 @@ from mixedres.train.debug.profiler import Profiler
 from mixedres.train.distributed import SingleProcess
 from mixedres.train.experiment import Experiment
 from mixedres.train.metrics.log import InFlight, RunLog
+
+# A running average has 95 % of its weight on the newest 3 / (1 - momentum) steps.
+_STEPS_OF_STATISTICS = 3
+# A test loss this many times the training loss, or this large, is worth a note.
+_MUCH_LARGER = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +66,7 @@ class Loop:
       parts: what stays the same.
       state: the state after the newest step.
       host: evaluations and sums, which the next checkpoint holds.
+      baseline: fraction of the test images that have the most frequent class; None if it is not known.
       results: results of the single images of the newest evaluation, if it was known to be the last; else None.
       compilations: names of the programs compiled between the first and the last step; should be empty.
     """
@@ -68,6 +74,7 @@ class Loop:
     parts: Parts
     state: step.TrainState
     host: checkpoints.HostState
+    baseline: float | None = None
     results: data.ImageResults | None = None
     compilations: list[str] = dataclasses.field(default_factory=list)
     _stopping: bool = False
@@ -193,13 +200,29 @@ class Loop:
             return False
         self.results = None if collector is None else collector.results()
         result = evaluation.means(by_name[""])
+        if (frequent := by_name[""].get("most_frequent")) is not None:
+            self.baseline = int(frequent) / result["examples"]
         parts.log.eval(done, done / parts.experiment.steps_per_epoch, result)
+        self._note_young_statistics(done, result["loss"])
         top1, top5, loss, examples = (result[name] for name in ("top1", "top5", "loss", "examples"))
         self.host.evaluated = {"step": done, "top1": top1, "top5": top5, "loss": loss, "examples": examples}
         better = self.host.best is None or result["top1"] > self.host.best["top1"]
         if better:
             self.host.best = {"step": done, "top1": result["top1"]}
         return better
+
+    def _note_young_statistics(self, done: int, test_loss: float) -> None:
+        """Prints a note if a large test loss may come from running statistics that have seen too few steps."""
+        experiment, train_loss = self.parts.experiment, self.parts.log.epoch_loss
+        momentum, frozen = experiment.config.batch_norm.momentum, experiment.config.batch_norm.frozen
+        enough = _STEPS_OF_STATISTICS / (1 - momentum)
+        is_young = isinstance(experiment.model, models.ResNet) and not frozen and done < enough
+        if is_young and train_loss is not None and test_loss > _MUCH_LARGER * max(train_loss, 1.0):
+            self.parts.log.print(
+                f"note: the test loss is far above the training loss; the running averages of batch norm have seen "
+                f"{done} of the {enough:,.0f} steps, 3 / (1 - momentum), that momentum {momentum:g} takes: train "
+                "longer, or lower config.batch_norm.momentum"
+            )
 
     def _is_out_of_patience(self, step: int) -> bool:
         patience = self.parts.experiment.patience

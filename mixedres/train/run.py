@@ -209,7 +209,8 @@ def _batches(parts: Parts, first_step: int) -> data.Prefetch[data.Batch, dict[st
     batches = experiment.source.train_batches(
         experiment.batch_size, seed=experiment.config.seed, first_step=first_step, shard=experiment.shard
     )
-    batches = data.endless(batches, experiment.config.data.name)
+    name = experiment.config.data.name
+    batches = data.endless(data.check_scale(batches, experiment.source, name), name)
     return data.Prefetch(batches, experiment.shard_batch, give_up=parts.stops_alone)
 
 
@@ -263,6 +264,7 @@ def _summary(
         },
         "eval": {name: value for name, value in result.items() if name != "step"},
         "best": loop.host.best,
+        "baseline": loop.baseline,  # the top-1 of always answering the most frequent class
         "fingerprint": fingerprint(state.variables),  # equal for two runs that ended with the same bits
         "loss_scale": {
             "final": float(state.loss_scale.loss_scale),
@@ -304,6 +306,7 @@ def _closing_lines(
         result = f"stopped by {key}={experiment.config[key]} after {early}: {result.removeprefix('done: ')}"
     if has_better:
         result += f"; the best was {best['top1']:.2%} after epoch {best['step'] / experiment.steps_per_epoch:.4g}"
+    lines = [_no_better(experiment, document)]
     peaks = document["resources"]
     used = peaks.get("device_bytes") or peaks.get("rss_bytes")
     rate, skipped = train["examples_per_second"], document["loss_scale"]["skipped_steps"]
@@ -316,5 +319,22 @@ def _closing_lines(
     place = shlex.quote(os.path.relpath(directory) if directory.is_relative_to(os.getcwd()) else str(directory))
     checkpoint = f"{place}@best (or {place}, the last step)" if has_better else place
     following = f"next: mixedres predict --from={checkpoint} IMAGES"
-    lines = [f"{', '.join(filter(None, cost))}; {directory / workdir.SUMMARY}", words, following]
+    lines += [f"{', '.join(filter(None, cost))}; {directory / workdir.SUMMARY}", words, following]
     return [result, *(f"  {line}" for line in lines if line)]
+
+
+def _no_better(experiment: Experiment, document: Record) -> str:
+    """Returns words for a run whose accuracy does not tell it from a constant answer; '' for other runs.
+
+    A run must be better than the most frequent class by two standard deviations of so many images.
+    """
+    last, best = document["eval"], document["best"]
+    baseline, top1 = document["baseline"], max(last["top1"], best["top1"] if best else 0.0)
+    if baseline is None or experiment.config.data.name == "synthetic":  # whose test images have random labels
+        return ""
+    if top1 > baseline + 2 * math.sqrt(baseline * (1 - baseline) / last["examples"]):
+        return ""
+    return (
+        f"the network learned nothing that shows: always answering the most frequent class has {baseline:.2%}; "
+        "try more epochs, another config.optimizer.learning_rate, less augmentation, or trained weights (init_from)"
+    )

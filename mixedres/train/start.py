@@ -80,18 +80,18 @@ class Start:
         return self.host is None and self.initial is None
 
 
-def print_header(experiment: Experiment, directory: pathlib.Path | None) -> None:
-    """Prints the network, data, precision, steps, devices and, if there is one, the workdir of a run."""
+def print_header(experiment: Experiment, directory: pathlib.Path) -> None:
+    """Prints the network, data, precision, steps, devices and the workdir of a run."""
     config, source = experiment.config, experiment.source
     fused = ", fused norms" if experiment.is_fused else ""
     version = f" v{experiment.model.version}" if isinstance(experiment.model, models.ResNet) else ""
-    count, place = len(experiment.devices), "" if directory is None else f"; workdir {directory}"
+    count = len(experiment.devices)
     devices = f"{count} {experiment.devices[0].device_kind} device{'s' * (count > 1)}"
     console.say(
         f"mixedres {__version__}: {config.model.name}{version} on {config.data.name} "
         f"({source.train_examples:,} training, {source.eval_examples:,} test images)",
         f"  precision {experiment.precision.name}: {_in_words(experiment)}{fused}",
-        f"  {experiment.total_steps:,} steps of {experiment.batch_size} on {devices}{place}",
+        f"  {experiment.total_steps:,} steps of {experiment.batch_size} on {devices}; workdir {directory}",
     )
     if source.note:
         console.say(f"  data: {source.note}")

@@ -4,6 +4,7 @@ import datetime
 import json
 import shutil
 import time
+import types
 
 import jax
 import numpy as np
@@ -220,3 +221,33 @@ def test_first_state_depends_on_the_seed_alone():
     a, b, c = (start.new_state(build(tiny(preset, seed=seed))).params for preset, seed in cases)
     assert step_cases.bits(a) == step_cases.bits(b)
     assert step_cases.bits(a["stem_conv"]) != step_cases.bits(c["stem_conv"])
+
+
+@pytest.mark.parametrize(
+    ("top1", "best", "says"), [(0.2195, 0.26, True), (0.2195, 0.40, False), (0.2195, None, True), (0.5, None, False)]
+)
+def test_run_that_learned_nothing_says_so(top1, best, says):
+    """123 images, of which 20.3 % have one class: less than 27.6 % does not tell the network from that class."""
+    document = {"eval": {"top1": top1, "examples": 123}, "best": best and {"top1": best}, "baseline": 0.2033}
+    experiment = types.SimpleNamespace(config=types.SimpleNamespace(data=types.SimpleNamespace(name="folder")))
+    line = run._no_better(experiment, document)
+    assert line.startswith("the network learned nothing that shows") * says == bool(line) == says
+    assert ("20.33%" in line) == says
+    experiment.config.data.name = "synthetic"
+    assert run._no_better(experiment, document) == ""
+
+
+def test_large_test_loss_of_young_statistics_is_explained(tmp_path, capsys):
+    def fit(momentum):
+        options = {"batch_norm__momentum": momentum, "steps": 40, "eval_every": 0, "checkpoint_every": 0}
+        options |= {"data__name": "digits", "data__num_classes": None, "data__train_examples": None}
+        config = tiny("fp32", data__image_size=16, batch_size=32, optimizer__learning_rate=0.1, **options)
+        summary = run_cases.fit(config, tmp_path / str(momentum))
+        return summary, capsys.readouterr().out
+
+    summary, printed = fit(0.997)
+    note = "the running averages of batch norm have seen 40 of the 1,000 steps"
+    assert (note in printed) == (summary["eval"]["loss"] > 3 * max(summary["train"]["loss"], 1.0))
+    assert summary["baseline"] == pytest.approx(37 / 360)
+    summary, printed = fit(0.5)
+    assert note.partition("have")[0] not in printed

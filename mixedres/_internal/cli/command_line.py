@@ -2,6 +2,7 @@
 
 import argparse
 import pathlib
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -121,6 +122,13 @@ def run(
         console.give_up()  # without a name it is the output
         return _fail(program, 1, f"stdout: {reason}")
     return 0
+
+
+def typed() -> str:
+    """Returns the command line of this process as a person types it: 'mixedres eval ...' or 'python -m ...'."""
+    _, *rest = sys.orig_argv
+    first = ["python"] if rest[:1] == ["-m"] else []
+    return shlex.join([*first, *(rest if first else [pathlib.Path(rest[0]).name, *rest[1:]])])
 
 
 def missing_package(error: ModuleNotFoundError) -> str:
