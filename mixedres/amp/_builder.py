@@ -166,10 +166,16 @@ def build(jaxpr: Jaxpr, settings: Settings, scope: Scope, platform: str | None) 
 def _backward(eqn: Equation, lists: Lists) -> Any:
     """Returns the backward rule of a custom_vjp_call as a jaxpr.
 
-    None if the rule has no products, or cannot be traced alone.
+    None if the rule has no products, or cannot be traced alone. A rule that asks which operands have a gradient is not
+    traced, because nobody knows yet which have. It may refuse some, and JAX, which then keeps nothing for the backward
+    rule, would fail where the rule is really differentiated: "StoreException: Store empty".
     """
+    if eqn.params["symbolic_zeros"]:
+        return None
     forward, backward = differentiated(eqn, variable(eqn))
     try:
+        # For the same reason the function goes first: it raises where the axes that its rule uses are not here.
+        jax.eval_shape(lambda *operands: jax_compat.bind(eqn, *operands), *(var.aval for var in eqn.invars))
         results, pullback = jax.eval_shape(forward, *(var.aval for var in eqn.invars))
         jaxpr = jax.make_jaxpr(backward)(pullback, [result for result in results if is_inexact(result)])
     except Exception:  # it is the user's, and may need what is not here, such as the axes of a surrounding shard_map

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from jax import export
 from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import PartitionSpec as P
 
 from mixedres.amp import PrecisionWarning, autocast, explain
 from tests.amp.graphs import distance
@@ -184,3 +186,51 @@ def test_rule_that_refuses_half_receives_float32():
 def test_names_of_primitives_of_any_supported_version_are_taken():
     names = "one_minus_square unstack ragged_dot ragged_dot_general scatter-add scatter_add psum2"
     autocast(jnp.matmul, lists={"deny": set(names.split())})(X, W)
+
+
+def refusing(x, n):
+    """A custom_vjp as Equinox makes them: its rule refuses a gradient with respect to `n`."""
+
+    def forward(x, n):
+        assert not n.perturbed
+        return function(x.value, n.value), (x.value, n.value)
+
+    function = jax.custom_vjp(lambda x, n: jnp.sin(x) * n)
+    function.defvjp(forward, lambda kept, g: (g * jnp.cos(kept[0]) * kept[1], None), symbolic_zeros=True)
+    return function(x, n)
+
+
+def with_axis(x, n):
+    """A custom_vjp that can be traced inside a shard_map alone."""
+    function = jax.custom_vjp(lambda x, n: jnp.sin(x) * n * jax.lax.axis_index("data"))
+
+    def forward(x, n):
+        return function(x, n), (x, n, jax.lax.axis_index("data"))
+
+    function.defvjp(forward, lambda kept, g: (g * jnp.cos(kept[0]) * kept[1] * kept[2], g * jnp.sin(kept[0]) * kept[2]))
+    return function(x, n)
+
+
+@pytest.mark.parametrize(("rule", "rows"), [(refusing, 8), (with_axis, 4)])
+def test_rule_that_outlives_a_trace_is_as_jax_left_it(rule, rows):
+    """The equation comes from a jaxpr made once, so JAX remembers what its rule kept at the first trace."""
+    closed = jax.make_jaxpr(rule, axis_env=[("data", 2)])(*2 * [jnp.ones((rows, 4))])
+
+    def inner(w, x):
+        return jaxpr_as_fun(closed)(x @ w, x)[0] @ w
+
+    def loss(w, x):
+        if rule is with_axis:
+            axes = {
+                "mesh": jax.sharding.Mesh(jax.devices()[:2], ("data",)),
+                "in_specs": (P(), P("data")),
+                "out_specs": P("data"),
+            }
+            return jnp.mean(jax.shard_map(inner, check_vma=False, **axes)(w, x) ** 2)
+        return jnp.mean(inner(w, x) ** 2)
+
+    x, w = normal(0, (8, 4)), normal(1, (4, 4))
+    expected = jax.grad(loss)(w, x)
+    for fn in (autocast(loss), autocast(loss), loss):
+        found = jax.jit(jax.grad(fn))(w, x)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=4e-3 * float(jnp.abs(expected).max()))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.lib.strangers import SCALE, ratio
+from mixedres.amp import autocast
 from tests.strangers import programs
 from tests.strangers.measure import measured
 
@@ -60,19 +61,23 @@ def faults(name, row):
 
 
 def check(module, monkeypatch, names=None):
+    for name, made in made_programs(module, monkeypatch, names):
+        assert not list(faults(name, measured(made, jnp.dtype("float16")))), name
+
+
+def made_programs(module, monkeypatch, names=None):
+    """Yields the programs of a library with their names."""
     for needed in programs.MODULES[module]:
         try:
             importlib.metadata.version(needed)
         except importlib.metadata.PackageNotFoundError:
             pytest.skip(f"{needed} is not installed")
     monkeypatch.setenv("KERAS_BACKEND", "jax")
+    chosen = {name: make for name, make in programs.programs(module).items() if names is None or name in names}
+    assert chosen
     with jax.numpy_rank_promotion("allow"):  # as the libraries need it
-        found = {
-            name: list(faults(name, measured(make(), jnp.dtype("float16"))))
-            for name, make in programs.programs(module).items()
-            if names is None or name in names
-        }
-    assert found and not {name: words for name, words in found.items() if words}
+        for name, make in chosen.items():
+            yield name, make()
 
 
 @pytest.mark.slow
@@ -85,3 +90,15 @@ def test_chosen_programs_of_a_library(module, monkeypatch):
 @pytest.mark.parametrize("module", programs.MODULES)
 def test_every_program_of_a_library(module, monkeypatch):
     check(module, monkeypatch)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("module", programs.MODULES)
+def test_programs_are_traced_again_in_any_order(module, monkeypatch):
+    """What a custom rule keeps between its traces is as JAX left it."""
+    for _, made in made_programs(module, monkeypatch):
+        half = autocast(made.loss, "float16")
+        for order in ((made.loss, half, half, made.loss), (half, made.loss, half)):
+            jax.clear_caches()
+            for loss in order:
+                jax.jit(jax.grad(loss)).trace(made.params, *made.args)
