@@ -223,6 +223,13 @@ class Node:
             if value.is_f32:
                 yield from value.consumers
 
+    @property
+    def has_half_product(self) -> bool:
+        """Returns whether the node is a half product, or a custom rule whose function has one."""
+        if self.program is not None:
+            return any(node.has_half_product for node in self.program.nodes)
+        return self.half and self.category == "allow"
+
     def producers(self) -> Iterator[Node]:
         """Yields the nodes that computed the float32 operands."""
         for value in self.ins:
@@ -288,11 +295,12 @@ class Graph:
 
     def unsteady_loops(self) -> Iterator[Equation]:
         """Yields `while` loops whose condition depends on a half product: rounding may delay or prevent their end."""
+        for node in self.nodes:
+            yield from node.program.unsteady_loops() if node.program is not None else ()
         loops = {path: eqn for path, eqn in self.calls.items() if eqn.primitive.name == "while"}
         if not loops:
             return
-        products = [node for node in self.nodes if node.half and node.category == "allow"]
-        after = reach(products, Node.consumers, lambda node: True)
+        after = reach([node for node in self.nodes if node.has_half_product], Node.consumers, lambda node: True)
         tests = {node.path[: depth + 1] for node in after for depth in range(len(node.path))}
         yield from (eqn for path, eqn in loops.items() if (*path, 0) in tests)
 

@@ -154,6 +154,25 @@ def test_loop_condition_on_a_half_product_is_warned_of():
     assert not [note for note in explain(fixed_point, "bf16", keep_float32="^/solver$")(w, x).notes if "while" in note]
 
 
+def test_loop_in_a_custom_rule_is_warned_of():
+    """As the adaptive steps of diffrax: the loop, or the product that it waits for, is in a function with a rule."""
+
+    def ruled(fn):
+        function = jax.custom_vjp(fn)
+        function.defvjp(lambda *args: jax.vjp(fn, *args), lambda pullback, g: pullback(g))
+        return function
+
+    def waiting(w, x):
+        step = ruled(lambda w, x: jnp.tanh(x @ w + 1) / 2)
+        state = (0, x, x + 1)
+        proceeds = lambda s: (jnp.abs(s[1] - s[2]).max() > 1e-6) & (s[0] < 200)  # noqa: E731
+        return jax.lax.while_loop(proceeds, lambda s: (s[0] + 1, step(w, s[1]), s[1]), state)[1]
+
+    w, x = normal(1, (8, 8), 0.25), jnp.zeros((2, 8))
+    for fn in (waiting, ruled(lambda w, x: fixed_point(w, x)[1])):
+        assert "stops by a number" in explain(fn, "bf16")(w, x).notes[-1]
+
+
 def test_counting_loop_is_not_warned_of():
     def counted(w, x, steps):
         return jax.lax.fori_loop(0, steps, lambda i, x: jnp.tanh(x @ w), x)
