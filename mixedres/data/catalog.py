@@ -203,8 +203,7 @@ def _stored(name: str, options: Options) -> Source:
         if options.dir is None:
             raise ValueError("data.dir is not set; name the folder of images with --config.data.dir=DIR")
         data_set = folder.scan(options.dir, *splits, options.eval_fraction, options.split_seed)
-        if options.on_error == "raise":
-            quick_look.refuse_damaged(data_set, options.dir)
+        data_set = quick_look.look(data_set, options.dir, refuse=options.on_error == "raise")
     else:
         data_set = tfds.open_data_set(name.removeprefix(PREFIX), options.dir, *splits)
     if options.background:

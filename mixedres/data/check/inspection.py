@@ -1,13 +1,14 @@
 """Facts about single image files: damage, content, size, mode, orientation."""
 
+import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import cv2
 
 from mixedres._internal.cli.progress import ImageProgress
-from mixedres._internal.errors import reason
+from mixedres._internal.errors import listed, reason
 from mixedres._internal.files import read_regular
 from mixedres.data.examples import MAX_BYTES
 from mixedres.data.images import decoding
@@ -35,6 +36,8 @@ class Facts(NamedTuple):
       width: width of the upright image, in pixels.
       mode: 'RGB', 'gray', 'CMYK', 'palette', 'RGB with alpha', ..., for 16-bit images with ', 16 bit'.
       orientation: EXIF orientation, 1 to 8.
+      dark: whether an image of 16 bits uses under an eighth of their range, as those of cameras with 12 bits do.
+      pages: number of pages or frames; the first is read.
     """
 
     problem: str
@@ -44,6 +47,8 @@ class Facts(NamedTuple):
     width: int = 0
     mode: str = ""
     orientation: int = 1
+    dark: bool = False
+    pages: int = 1
 
 
 def inspect_files(paths: Sequence[str], label: str = "checking") -> Iterator[Facts]:
@@ -62,11 +67,24 @@ def inspect(path: str) -> Facts:
         data = read_regular(path, MAX_BYTES)
         head = decoding.read_header(data, apply_exif=True)
         pixels = decoding.decode_image(data, head, shrink=8 if head.is_jpeg else 1)
-        mode = _JPEG_MODES.get(head.colorspace, head.colorspace) if head.is_jpeg else _mode(data)
+        mode, pages = (_JPEG_MODES.get(head.colorspace, head.colorspace), 1) if head.is_jpeg else _mode_and_pages(data)
     except (OSError, ValueError) as error:
         return Facts(reason(error))
     digests = hashlib.sha256(data).digest(), hashlib.sha256(pixels).digest()
-    return Facts("", *digests, head.height, head.width, mode, head.orientation)
+    dark = mode.endswith("16 bit") and bool(pixels.max() < 256 // 8)
+    return Facts("", *digests, head.height, head.width, mode, head.orientation, dark, pages)
+
+
+def doubts(files: Mapping[str, Facts]) -> Iterator[str]:
+    """Yields lines about images that are read otherwise than their owner may expect; `files` has their names."""
+    if dark := [name for name, known in files.items() if known.dark]:
+        uses, its, it = ("uses", "its", "it") if len(dark) == 1 else ("use", "their", "them")
+        images = f"{len(dark):,} image{'s' * (len(dark) > 1)}"
+        yield f"{images} {uses} under an eighth of {its} 16 bits; rescale {it}: {listed(dark, 3)}"
+    if several := [
+        f"{name} (only the first of {known.pages} is read)" for name, known in files.items() if known.pages > 1
+    ]:
+        yield f"{len(several):,} file{'s' * (len(several) > 1)} with several pages: {listed(several, 3)}"
 
 
 def hash_of_pixels(path: str) -> bytes:
@@ -76,8 +94,14 @@ def hash_of_pixels(path: str) -> bytes:
     return hashlib.sha256(b"%d,%d," % pixels.shape[:2] + pixels.tobytes()).digest()
 
 
-def _mode(data: bytes) -> str:
+def _mode_and_pages(data: bytes) -> tuple[str, int]:
+    image = decoding.open_with_pillow(data)
+    pages = 1
+    with contextlib.suppress(Exception):  # a damaged second page does not matter to the first
+        pages = getattr(image, "n_frames", 1)
     if data.startswith(b"\x89PNG"):  # Pillow calls 16-bit RGB images RGB too
-        return _PNG_MODES.get(data[25], "RGB") + (", 16 bit" if data[24] == 16 else "")
-    mode = decoding.open_with_pillow(data).mode
-    return "gray, 16 bit" if mode.startswith("I") else _PILLOW_MODES.get(mode, mode)
+        return _PNG_MODES.get(data[25], "RGB") + (", 16 bit" if data[24] == 16 else ""), pages
+    if image.mode.startswith("I"):
+        return "gray, 16 bit", pages
+    bits = getattr(image, "tag_v2", {}).get(258, 8)  # of a TIFF: one number, or one for each channel
+    return _PILLOW_MODES.get(image.mode, image.mode) + (", 16 bit" if bits in (16, (16,) * 3) else ""), pages

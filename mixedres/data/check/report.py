@@ -11,7 +11,7 @@ import numpy as np
 from mixedres._internal.errors import listed
 from mixedres._internal.formats import stamped
 from mixedres._internal.types import Record
-from mixedres.data.check.inspection import Facts, hash_of_pixels, inspect_files
+from mixedres.data.check.inspection import Facts, doubts, hash_of_pixels, inspect_files
 from mixedres.data.datasets.folder import ImageFolder, shown_name
 from mixedres.data.examples import Dataset
 
@@ -37,6 +37,7 @@ class FolderReport:
       note: how the folder is divided, and what is left out.
       classes: {part: {class: number of images}}.
       damaged: the files that cannot be used, each with a 'reason'.
+      doubts: lines about images that are read otherwise than their owner may expect.
       twins: groups of equal images, each with 'equal' ('files' or 'pixels') and 'images'.
       sizes: 'smallest', 'median' and 'largest', each [width, height] in pixels, by the number of pixels.
       modes: {mode: number of images}.
@@ -47,6 +48,7 @@ class FolderReport:
     note: str
     classes: dict[str, dict[str, int]]
     damaged: list[dict[str, str]]
+    doubts: list[str]
     twins: list[Record]
     sizes: dict[str, list[int]]
     modes: dict[str, int]
@@ -97,6 +99,7 @@ class FolderReport:
         if self.damaged:
             yield f"{_count(len(self.damaged), 'damaged file')}:"
             yield from (f"  {image['file']}: {image['reason']}" for image in self.damaged)
+        yield from self.doubts
         yield from self._twins()
         if self.sizes:
             sizes = (f"{name} {width}x{height}" for name, (width, height) in self.sizes.items())
@@ -153,6 +156,7 @@ def check_folder(data_set: Dataset) -> FolderReport:
         note=data_set.note,
         classes={part: dict(zip(names, of_part, strict=True)) for part, of_part in zip(PARTS, counts, strict=True)},
         damaged=damaged,
+        doubts=[*doubts({image["file"]: known for image, known in zip(images, facts, strict=True)})],
         twins=_find_twins(str(root), images, facts),
         sizes={name: list(by_size[place][1:]) for name, place in places.items()},
         modes=dict(collections.Counter(known.mode for known in usable).most_common()),

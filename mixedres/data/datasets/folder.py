@@ -8,7 +8,6 @@ import pathlib
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator
 
-import cv2
 import numpy as np
 
 from mixedres._internal.errors import listed
@@ -22,8 +21,6 @@ _NOT_READ = frozenset({".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif"
 # Names of the parts, compared without case; the first that exists is taken.
 TRAIN_FOLDERS = ("train", "training")
 EVAL_FOLDERS = ("val", "validation", "valid", "test", "testing", "eval", "evaluation")
-# Number of PNGs whose bits are looked at, and the bits that a 16-bit PNG uses at least if its pixels fill the range.
-_PNGS_TO_LOOK_AT, _FEWEST_BITS = 16, 14
 # Folders of Synology and of other systems, macOS archives, file systems and Windows; they hold no class.
 _SYSTEM_FOLDERS = frozenset({"@eadir", "__macosx", "lost+found", "$recycle.bin", "system volume information"})
 
@@ -145,8 +142,7 @@ def scan(
             f"{root / (train_folder or '')} has one class, {_listed(data_set.class_names)}; a classifier needs two or "
             "more class folders, as in cat/1.jpg and dog/1.jpg"
         )
-    assert isinstance(data_set.train, ImageFolder)
-    notes = [data_set.note, *notes, _note_of_untested(data_set), *left_out.notes(), _note_of_bits(data_set.train)]
+    notes = [data_set.note, *notes, _note_of_untested(data_set), *left_out.notes()]
     return dataclasses.replace(data_set, note="; ".join(filter(None, notes)))
 
 
@@ -160,29 +156,6 @@ def _note_of_untested(data_set: Dataset) -> str:
     if len(names) == 1:
         return f"class {_listed(names)} has no test image, so its accuracy stays unknown"
     return f"{len(names)} classes have no test image, so their accuracy stays unknown: {_listed(names)}"
-
-
-def _note_of_bits(images: ImageFolder) -> str:
-    """Returns a note if 16-bit PNGs use few of their bits, so that they become almost black; looks at some of them."""
-    found = [path for path in images.paths if path.lower().endswith(".png")]
-    largest = []
-    for path in found[:: max(1, len(found) // _PNGS_TO_LOOK_AT)]:
-        try:
-            data = read_regular(images.root / path, MAX_BYTES)
-        except OSError:  # the loader reports the file if it needs it
-            continue
-        if data[24:25] != b"\x10":  # the bit depth of a PNG
-            continue
-        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-        if pixels is not None:
-            largest.append(int(pixels.max()))
-    bits = max(largest, default=2**16 - 1).bit_length()
-    if bits > _FEWEST_BITS:
-        return ""
-    return (
-        f"the 16-bit PNGs use {bits} bits ({len(largest)} were looked at), so they are read almost black; "
-        f"multiply their pixels by {2 ** (16 - bits)}"
-    )
 
 
 def _inner_root(root: pathlib.Path, left_out: _LeftOut) -> tuple[pathlib.Path, list[str]]:

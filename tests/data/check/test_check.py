@@ -1,16 +1,18 @@
-"""The check of a folder of photographs, and the quick look at the start of a run."""
+"""The check of a folder of photographs, and the look at the start of a run."""
 
 import json
 import os
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
 
 from mixedres import data
 from mixedres._internal.formats import FORMAT
+from mixedres.data.check import quick_look
 from mixedres.data.check.__main__ import main
-from mixedres.data.check.quick_look import is_suspect
+from mixedres.data.check.quick_look import look_at_ends
 from tests.data import made
 
 
@@ -117,21 +119,81 @@ def test_start_of_run_refuses_damaged_files(dirty):
     assert data.load("folder", image_size=8, batch_size=4, dir=str(dirty), on_error="skip").train_examples == 13
 
 
+ODD = {
+    "1x1.png": (made.encoded(np.zeros((1, 1, 3), np.uint8), "PNG"), "it has 1x1 pixels; at least 4 a side"),
+    "wide.png": (made.encoded(np.zeros((3, 900, 3), np.uint8), "PNG"), "it has 900x3 pixels; at least 4 a side"),
+    "float.tif": (made.encoded(Image.new("F", (8, 8)), "TIFF"), "its pixels are floating-point numbers"),
+    "text.bmp": (b"BM" + bytes(40), "Unsupported BMP header type"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_check_and_start_of_run_refuse_the_same_images(tmp_path, capsys, name):
+    images = {f"{label}/{n}.jpg": made.encoded(pixels((ord(label), n))) for label in "ab" for n in range(5)}
+    middle = bytearray(made.encoded(made.noise(40, 40), "PNG"))
+    middle[2000:2100] = bytes(100)
+    made.write_files(tmp_path, images | {f"b/{name}": ODD[name][0], "a/middle.png": bytes(middle)})
+    status, out, _ = run(capsys, tmp_path, "--json")
+    listed = {image["file"]: image["reason"] for image in json.loads(out)["damaged"]}
+    assert status == 1 and set(listed) == {"a/middle.png", f"b/{name}"} and listed[f"b/{name}"].startswith(ODD[name][1])
+    with pytest.raises(ValueError, match="2 of the 12 images are damaged") as refused:
+        data.load("folder", image_size=8, batch_size=4, dir=str(tmp_path))
+    assert all(f"{tmp_path}/{file}: {reason}" in str(refused.value) for file, reason in listed.items())
+
+
+def test_look_takes_suspects_and_small_images_first(tmp_path, monkeypatch):
+    whole = {f"{label}/{n}.bmp": made.encoded(pixels((ord(label), n), 40), "BMP") for label in "ab" for n in range(5)}
+    made.write_files(tmp_path, whole | {"a/x.png": ODD["1x1.png"][0], "b/cut.bmp": whole["b/1.bmp"][:-1]})
+    monkeypatch.setattr(quick_look, "_MOST_BYTES", 3000)
+    line = made.message(data.load, "folder", image_size=8, batch_size=4, dir=str(tmp_path))
+    assert line.startswith("at least 2 of the 12 images are damaged: ")
+    (tmp_path / "a/x.png").unlink()
+    (tmp_path / "b/cut.bmp").write_bytes(made.encoded(Image.new("I;16", (8, 8), 4095), "TIFF"))
+    note = data.load("folder", image_size=8, batch_size=4, dir=str(tmp_path)).note
+    assert note.endswith("cut.bmp; 2 of the 11 images were looked at; mixedres check looks at all")
+
+
+def depth(bits, channels, kind):
+    values = np.random.default_rng((bits, *kind.encode())).integers(0, 2**bits, (8, 8, channels), np.uint16)
+    return cv2.imencode(kind, values)[1].tobytes()
+
+
+def test_check_and_start_of_run_note_dark_images_and_pages(tmp_path, capsys):
+    pages = [Image.fromarray(pixels(seed)) for seed in range(3)]
+    dark = {f"b/{c}{kind}": depth(12, c, kind) for c in (1, 3) for kind in (".png", ".tif")}
+    full = {f"a/{c}{kind}": depth(16, c, kind) for c in (1, 3) for kind in (".png", ".tif")}
+    stack = made.encoded(pages[0], "TIFF", save_all=True, append_images=pages[1:])
+    made.write_files(
+        tmp_path, dark | full | {"a/stack.tif": stack, "a/black.png": made.encoded(pixels(1) // 99, "PNG")}
+    )
+    status, out, _ = run(capsys, tmp_path, "--eval_fraction=0.5")
+    assert status == 0 and "1 file with several pages: a/stack.tif (only the first of 3 is read)" in out.splitlines()
+    assert "\n4 images use under an eighth of their 16 bits; rescale them: b/" in out
+    note = data.load("folder", image_size=8, batch_size=2, dir=str(tmp_path), eval_fraction=0.5, on_error="skip").note
+    assert "; 4 images use under an eighth of their 16 bits; rescale them: " in note
+    assert note.endswith(f"; 1 file with several pages: {tmp_path}/a/stack.tif (only the first of 3 is read)")
+    assert "gray, 16 bit: 4, RGB, 16 bit: 4" in out
+    for name in ("1.png", "3.png", "3.tif"):
+        (tmp_path / "b" / name).unlink()
+    made.write_files(tmp_path, {"b/full.tif": full["a/1.tif"]})
+    assert "1 image uses under an eighth of its 16 bits; rescale it: b/1.tif" in run(capsys, tmp_path)[1].splitlines()
+
+
 def test_data_after_the_image_is_no_damage(tmp_path):
     kinds = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bmp": "BMP"}
     whole = {ending: made.encoded(pixels(0), kind) for ending, kind in kinds.items()}
     for kind, content in whole.items():
         path = tmp_path / "x" / f"1.{kind}"
         made.write_files(tmp_path, {f"x/1.{kind}": content})
-        assert not is_suspect(path)
+        assert look_at_ends(path) == (True, len(content))
         path.write_bytes(content[:-20])
-        assert is_suspect(path)
+        assert look_at_ends(path) == (False, len(content) - 20)
     made.write_files(
         tmp_path, {"x/2.jpg": whole["jpg"] + bytes(5000), "y/1.jpg": made.encoded(pixels(1)), "y/2.jpg": whole["jpg"]}
     )
     for kind in whole:
         (tmp_path / "x" / f"1.{kind}").unlink()
     os.mkfifo(tmp_path / "z")
-    assert is_suspect(tmp_path / "x" / "2.jpg") and is_suspect(tmp_path / "z")
+    assert not look_at_ends(tmp_path / "x" / "2.jpg")[0] and look_at_ends(tmp_path / "z") == (False, 0)
     made.write_files(tmp_path, {"x/3.jpg": made.encoded(pixels(2))})
     assert data.load("folder", image_size=8, batch_size=2, dir=str(tmp_path)).train_examples == 2

@@ -4,8 +4,6 @@ import collections
 import itertools
 import os
 
-import cv2
-import numpy as np
 import pytest
 
 from mixedres.data.datasets import folder
@@ -218,21 +216,6 @@ def test_folders_of_systems_and_loose_images_are_left_out(tmp_path):
         "folders of the system are left out: $RECYCLE.BIN, @eaDir, __MACOSX, lost+found",
         "1 image beside the class folders left out",
     ]
-
-
-@pytest.mark.parametrize(("bits", "channels"), [(12, 1), (12, 3), (16, 1)])
-def test_sixteen_bit_images_of_few_bits_are_noted(tmp_path, bits, channels):
-    one_folder(tmp_path, {"a": 3, "b": 3})
-    for index in range(40):
-        pixels = np.random.default_rng(index).integers(0, 2**bits, (8, 8, channels), np.uint16)
-        cv2.imwrite(str(tmp_path / "a" / f"{index}.png"), pixels)
-    (tmp_path / "b" / "broken.png").write_bytes(b"\x89PNG" + 20 * b"\0" + b"\x10")
-    note = folder.scan(tmp_path, eval_fraction=0.1).note
-    if bits == 16:
-        assert "16-bit" not in note
-    else:
-        assert "the 16-bit PNGs use 12 bits (" in note
-        assert note.endswith(" were looked at), so they are read almost black; multiply their pixels by 16")
 
 
 def test_parts_with_other_unicode_spellings_have_the_same_classes(tmp_path):
