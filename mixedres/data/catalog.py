@@ -74,7 +74,9 @@ class Options:
     flip: bool = _option(bool, False, "random left-right flip")
     augment: str = _option(str, "none", "trivial: one random operation of TrivialAugment", one_of(*AUGMENTATIONS))
     erasing: float = _option(float, 0.0, "probability that a random rectangle becomes random pixels", UNIT)
-    train_split: str | None = _option(str, None, "training split, such as 'train[:90%]', or folder; not set: train")
+    train_split: str | None = _option(
+        str, None, "training split, such as 'train[:90%]', or folder; '.': each folder is a class; not set: train"
+    )
     eval_split: str | None = _option(str, None, "evaluation split or folder; not set: validation, test or val")
     eval_fraction: float = _option(float, 0.2, "fraction held out of a folder without a test part", FRACTION)
     split_seed: int = _option(int, 0, "random seed of the images held out", NOT_NEGATIVE)

@@ -140,7 +140,7 @@ def test_sources_have_notes_for_the_start_of_a_run(tmp_path):
     def note(**options):
         return load("folder", dir=str(tmp_path), image_size=8, batch_size=2, **options).note
 
-    assert note() == "3 classes (cat, dög, owl)"
+    assert note() == "3 classes (cat, dög, owl); trained on train, tested on val"
     assert note(num_classes=5).endswith("; the network has 5 outputs for 3 classes (data.num_classes)")
     assert note(eval_split="train").endswith("; the test examples are the training examples")
 

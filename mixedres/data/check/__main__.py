@@ -27,7 +27,11 @@ def check_photographs(arguments: Sequence[str]) -> None:
     parser = command_line.Parser("python -m mixedres.data.check", _DESCRIPTION)
     parser.add_argument("directory", metavar="DIR", help="the folder: train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
-    parser.add_argument("--train_split", metavar="FOLDER", help="the folder of the training part (default train)")
+    parser.add_argument(
+        "--train_split",
+        metavar="FOLDER",
+        help="the folder of the training part (default train); .: each folder is a class",
+    )
     parser.add_argument(
         "--eval_split", metavar="FOLDER", help="the folder of the test part (default val, validation or test)"
     )

@@ -11,7 +11,7 @@ from mixedres.data.examples import Dataset
 # A look at the ends of 5,000 files takes 0.06 s of CPU time, and 0.17 s the first time; a network file system takes
 # longer. Of a larger folder the look takes some files.
 _MOST_FILES, _SOME_FILES = 5000, 64
-# Bytes of the files that are decoded: 0.8 s of CPU time for JPEGs of 500x375 pixels, on all threads together.
+# Bytes of the files that are decoded: a second of CPU time for JPEGs of 500x375 pixels, on all threads together.
 _MOST_BYTES = 2**26
 
 

@@ -5,8 +5,9 @@ import dataclasses
 import hashlib
 import os
 import pathlib
+import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -18,9 +19,10 @@ from mixedres.data.examples import MAX_BYTES, Dataset, Example, hash_of_sizes
 IMAGE_EXTENSIONS = frozenset({".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 # Image formats that are not read; notes and errors count their files.
 _NOT_READ = frozenset({".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jp2", ".jxl", ".nef"})
-# Names of the parts, compared without case; the first that exists is taken.
+# Names of the parts, compared without case; the first that exists is taken. Else the parts are two folders whose names
+# differ in such a word: seg_train and seg_test, training_set and test_set.
 TRAIN_FOLDERS = ("train", "training")
-EVAL_FOLDERS = ("val", "validation", "valid", "test", "testing", "eval", "evaluation")
+EVAL_FOLDERS = ("val", "validation", "valid", "validate", "dev", "test", "testing", "eval", "evaluation")
 # Folders of Synology and of other systems, macOS archives, file systems and Windows; they hold no class.
 _SYSTEM_FOLDERS = frozenset({"@eadir", "__macosx", "lost+found", "$recycle.bin", "system volume information"})
 
@@ -70,11 +72,13 @@ class _LeftOut:
       formats: number of images by ending, of formats that are not read.
       folders: names of the folders of a system.
       loose: number of images beside the class folders.
+      beside: names of the folders beside the parts.
     """
 
     formats: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     folders: set[str] = dataclasses.field(default_factory=set)
     loose: int = 0
+    beside: list[str] = dataclasses.field(default_factory=list)
 
     def notes(self) -> Iterator[str]:
         if self.formats:
@@ -83,6 +87,8 @@ class _LeftOut:
             yield f"folders of the system are left out: {', '.join(sorted(self.folders))}"
         if self.loose:
             yield f"{self.loose} image{'s' * (self.loose > 1)} beside the class folders left out"
+        if self.beside:
+            yield f"left out beside the parts: {_listed(self.beside)}"
 
     def not_read(self) -> str:
         """Returns the images in formats that are not read, as '2 .heic are not read: convert them to .jpg'."""
@@ -112,7 +118,8 @@ def scan(
     Args:
       directory: holds folders named after the parts (one of `TRAIN_FOLDERS` and one of `EVAL_FOLDERS`, in any case) or
         after the classes. If it holds one folder alone, that folder is taken instead, as an archive unpacks to.
-      train_split: folder of the training part; None: the first of `TRAIN_FOLDERS` that exists.
+      train_split: folder of the training part; None: the first of `TRAIN_FOLDERS` that exists; '.': every folder of
+        `directory` is a class.
       eval_split: folder of the test part; None: the first of `EVAL_FOLDERS` that exists.
       eval_fraction: fraction of every class to hold out, in (0, 1).
       split_seed: another seed holds out other images.
@@ -126,20 +133,14 @@ def scan(
         raise ValueError(f"no folder {root}; name one that holds train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg")
     left_out = _LeftOut()
     root, notes = _inner_root(root, left_out) if train_split is None and eval_split is None else (root, [])
-    train_folder = _part(root, train_split, TRAIN_FOLDERS)
-    eval_folder = _part(root, eval_split, EVAL_FOLDERS)
-    if eval_folder is not None and train_folder is None:
-        raise ValueError(
-            f"{root} has a folder {eval_folder}, but no folder train beside it; if {eval_folder} is a class, name it "
-            "otherwise, else name the other part with --config.data.train_split=FOLDER"
-        )
-    if eval_folder is not None and train_folder is not None:
+    train_folder, eval_folder = _parts(root, train_split, eval_split, left_out)
+    if eval_folder is not None:
         data_set = _two_folders(root, train_folder, eval_folder, left_out)
     else:
-        data_set = _one_folder(root, train_folder or "", eval_fraction, split_seed, left_out)
+        data_set = _one_folder(root, train_folder, eval_fraction, split_seed, left_out)
     if len(data_set.class_names) == 1:
         raise ValueError(
-            f"{root / (train_folder or '')} has one class, {_listed(data_set.class_names)}; a classifier needs two or "
+            f"{root / train_folder} has one class, {_listed(data_set.class_names)}; a classifier needs two or "
             "more class folders, as in cat/1.jpg and dog/1.jpg"
         )
     notes = [data_set.note, *notes, _note_of_untested(data_set), *left_out.notes()]
@@ -192,7 +193,7 @@ def _two_folders(root: pathlib.Path, train_folder: str, eval_folder: str, left_o
         _images(root, eval_folder, test, names),
         names,
         apply_exif=True,
-        note=f"{_count_classes(names)} ({_listed(names)})",
+        note=f"{_count_classes(names)} ({_listed(names)}); trained on {train_folder}, tested on {eval_folder}",
     )
 
 
@@ -209,8 +210,8 @@ def _one_folder(root: pathlib.Path, folder: str, eval_fraction: float, split_see
     if not any(held_out.values()):
         raise ValueError(f"{root / folder} has one image a class, which leaves none to test with")
     note = (
-        f"{_count_classes(names)} ({_listed(names)}); {eval_fraction:.0%} of every class held out for testing "
-        f"(data.eval_fraction={eval_fraction:g}, data.split_seed={split_seed})"
+        f"{_count_classes(names)} ({_listed(names)}); {f'trained on {folder}; ' * bool(folder)}{eval_fraction:.0%} of "
+        f"every class held out for testing (data.eval_fraction={eval_fraction:g}, data.split_seed={split_seed})"
     )
     return Dataset(
         _images(root, folder, train, names, part="train"),
@@ -232,19 +233,60 @@ def images_below(directory: str | os.PathLike[str]) -> tuple[list[str], str]:
     return paths, left_out.not_read() if left_out.formats else ""
 
 
-def _part(root: pathlib.Path, asked: str | None, usual: tuple[str, ...]) -> str | None:
-    """Returns the name of a part's folder; None if there is none."""
-    if asked is not None:
-        if not asked or asked.startswith("/") or ".." in asked.split("/"):
-            raise ValueError(f"{asked!r} is no folder below {root}; name one such as val")
-        if not (root / asked).is_dir():
-            folders = sorted(path.name for path in root.iterdir() if path.is_dir())
-            raise ValueError(f"{root} has no folder {asked!r}; it has {listed(folders, 5) or 'none'}")
-        return asked
-    folders = sorted(
-        (name for name in os.listdir(root) if name.lower() in usual and (root / name).is_dir()), reverse=True
-    )
-    return min(folders, key=lambda name: usual.index(name.lower()), default=None)
+def _parts(
+    root: pathlib.Path, train_split: str | None, eval_split: str | None, left_out: _LeftOut
+) -> tuple[str, str | None]:
+    """Returns the folders of the training part, '' for `root` itself, and of the test part, None if there is none."""
+    if train_split == "." and eval_split is None:
+        return "", None
+    folders = left_out.folders_of(root, os.listdir(root))
+    training, testing = _by_rest(folders, TRAIN_FOLDERS), _by_rest(folders, EVAL_FOLDERS)
+    rest = () if () in training else min(training.keys() & testing.keys(), default=())
+    train, test = _asked(root, train_split) or training.get(rest), _asked(root, eval_split) or testing.get(rest)
+    if test is not None and train is None:
+        raise ValueError(
+            f"{root} has a folder {test}, but no folder train beside it; if {test} is a class, type "
+            "--config.data.train_split=., else name the other part with --config.data.train_split=FOLDER"
+        )
+    parts = [_innermost(root, part, left_out) for part in (train, test) if part is not None]
+    if parts:
+        left_out.beside = [name for name in folders if name not in {part.split("/")[0] for part in parts}]
+    return parts[0] if parts else "", parts[1] if len(parts) > 1 else None
+
+
+def _by_rest(folders: Sequence[str], usual: tuple[str, ...]) -> dict[tuple[str, ...], str]:
+    """Returns folders whose names have a word of `usual`, by their other words: {(): 'train', ('seg',): ...}."""
+    found: dict[tuple[str, ...], str] = {}
+    for part in usual:
+        for name in reversed(folders):  # train before Train
+            words = re.findall(r"[^\W\d_]+|\d+", name.lower())
+            if part in words:
+                words.remove(part)
+                found.setdefault(tuple(words), name)
+    return found
+
+
+def _asked(root: pathlib.Path, asked: str | None) -> str | None:
+    """Returns the folder of a part that the user named, after a check."""
+    if asked is None:
+        return None
+    if not asked or asked.startswith("/") or ".." in asked.split("/"):
+        raise ValueError(f"{asked!r} is no folder below {root}; name one such as val")
+    if not (root / asked).is_dir():
+        folders = sorted(path.name for path in root.iterdir() if path.is_dir())
+        raise ValueError(f"{root} has no folder {asked!r}; it has {listed(folders, 5) or 'none'}")
+    return asked
+
+
+def _innermost(root: pathlib.Path, folder: str, left_out: _LeftOut) -> str:
+    """Returns the folder of a part, or the folder of the same name that it holds alone, as an archive unpacks to."""
+    name = os.path.basename(folder)
+    while left_out.folders_of(root / folder, os.listdir(root / folder)) == [name]:
+        inner = root / folder / name
+        if not left_out.folders_of(inner, os.listdir(inner)):
+            break
+        folder = f"{folder}/{name}"
+    return folder
 
 
 def _classes(root: pathlib.Path, folder: str, left_out: _LeftOut, hint: str = "") -> dict[str, list[str]]:
@@ -254,6 +296,8 @@ def _classes(root: pathlib.Path, folder: str, left_out: _LeftOut, hint: str = ""
     names = left_out.folders_of(start, entries)
     if not names:
         reason = "has images but no class folders" if _holds_images(start) else "has no class folders"
+        if left_out.beside and not hint:
+            hint = f"; if {folder} is a class, type --config.data.train_split=."
         raise ValueError(f"{start} {reason}; put the images in one folder a class, as in {start}/cat/1.jpg{hint}")
     left_out.loose += sum(_is_image(name) and (start / name).is_file() for name in entries)
     spellings = collections.Counter(unicodedata.normalize("NFC", name) for name in names)

@@ -32,7 +32,18 @@ def names(data_set, part):
 
 @pytest.mark.parametrize(
     ("train", "test"),
-    [("train", "val"), ("train", "validation"), ("Train", "Val"), ("training", "testing"), ("TRAINING", "Evaluation")],
+    [
+        ("train", "val"),
+        ("Train", "Validation"),
+        ("training", "testing"),
+        ("TRAINING", "Evaluation"),
+        ("train", "validate"),
+        ("train", "dev"),
+        ("seg_train/seg_train", "seg_test/seg_test"),  # Intel's images, as Kaggle's archive unpacks
+        ("training_set/training_set", "test_set/test_set"),
+        ("train2017", "val2017"),
+        ("Train images", "Test images"),
+    ],
 )
 def test_train_and_val_folders_become_two_parts(tmp_path, train, test):
     fill(tmp_path, f"{train}/b/1.jpg", f"{train}/b/2.jpg", f"{train}/a/9.jpg", f"{train}/c/1.jpg")
@@ -44,6 +55,7 @@ def test_train_and_val_folders_become_two_parts(tmp_path, train, test):
     assert pairs(data_set.eval) == [(f"{test}/b/3.jpg", 1), (f"{test}/c/4.jpg", 2)]
     assert (data_set.channels, data_set.apply_exif) == (3, True)
     assert data_set.train.name == f"{tmp_path}/{train}" and data_set.eval.name == f"{tmp_path}/{test}"
+    assert data_set.note.startswith(f"3 classes (a, b, c); trained on {train}, tested on {test}; class a has no test")
 
 
 def test_folder_names_choose_the_parts(tmp_path):
@@ -187,7 +199,8 @@ REFUSED = {
     "train/a/1.jpg val/a/1.jpg": "{0}/train has one class, a",
     "train/cafe\u0301/1.jpg train/caf\u00e9/1.jpg": "{0}/train has the class caf\u00e9 in two Unicode spellings",
     "train/a/1.jpg val/z/1.jpg val/y/1.jpg": f"{{0}}/val has 2 classes that {{0}}/train does not have: y, z; {AMONG}",
-    "val/a/1.jpg x/a/1.jpg": "{0} has a folder val, but no folder train beside it; if val is a class, name it",
+    "val/a/1.jpg x/a/1.jpg": "a folder val, but no folder train beside it; if val is a class, type --config.data.train",
+    "train/1.jpg car/1.jpg": "/cat/1.jpg; if train is a class, type --config.data.train_split=.",
 }
 
 
@@ -195,6 +208,25 @@ REFUSED = {
 def test_folders_without_classes_or_training_are_refused(tmp_path, paths):
     fill(tmp_path, *paths.split())
     assert REFUSED[paths].format(tmp_path) in made.message(folder.scan, tmp_path)
+
+
+def test_class_with_the_name_of_a_part(tmp_path):
+    paths = [f"{name}/{n}.jpg" for name in ("car", "test", "train") for n in range(5)]
+    fill(tmp_path / "flat", *paths)
+    data_set = folder.scan(tmp_path / "flat", train_split=".")
+    assert data_set.class_names == ("car", "test", "train") and len(data_set.train) == 12 and len(data_set.eval) == 3
+    fill(tmp_path / "parts", *(f"{part}/{path}" for part in ("train", "test") for path in paths))
+    assert folder.scan(tmp_path / "parts").class_names == ("car", "test", "train")
+
+
+def test_folders_beside_the_parts_are_named(tmp_path):
+    fill(tmp_path, *(f"{part}/{label}/1.jpg" for part in ("train", "val", "test") for label in "ab"), "extra/1.jpg")
+    note = "2 classes (a, b); trained on train, tested on val; left out beside the parts: extra, test"
+    assert folder.scan(tmp_path).note == note
+    fill(tmp_path / "one", "train/a/1.jpg", "train/a/2.jpg", "train/b/1.jpg", "train/b/2.jpg", "x/1.jpg")
+    note = folder.scan(tmp_path / "one").note
+    assert note.startswith("2 classes (a, b); trained on train; 20% of every class held out for testing (")
+    assert note.endswith("; left out beside the parts: x")
 
 
 def test_folder_unpacked_twice_is_entered(tmp_path):
