@@ -13,7 +13,7 @@ from mixedres.data.source_checks import check_batch, check_labels, check_scale, 
 from mixedres.data.sources import Batch, DataInfo, InMemory, Shard, Source, Synthetic, identity
 
 if TYPE_CHECKING:
-    from mixedres.data.datasets.folder import IMAGE_EXTENSIONS, images_below
+    from mixedres.data.datasets.folder import IMAGE_EXTENSIONS, images_below, scan
     from mixedres.data.images import geometry
     from mixedres.data.images.crops import center_crops
     from mixedres.data.images.preprocessing import get_preprocessing
@@ -53,6 +53,7 @@ __all__ = [
     "identity",
     "images_below",
     "load",
+    "scan",
     "uri_of_photograph",
     "uri_of_pixels",
 ]

@@ -68,6 +68,10 @@ class Dataset:
     apply_exif: bool = False
     note: str = ""
 
+    def fingerprint(self) -> str:
+        """Returns the first 32 characters of the fingerprints of the training part and of the evaluation part."""
+        return f"{self.train.fingerprint()[:32]}{self.eval.fingerprint()[:32]}"
+
 
 def hash_of_sizes(paths: Sequence[str]) -> str:
     """Returns the SHA-256 of the sizes of files, in order; a file that is gone counts as -1 bytes.

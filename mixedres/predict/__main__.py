@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import collections
 import itertools
 import json
 import math
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from mixedres._internal.cli import command_line, console, process
 from mixedres._internal.errors import ConfigError, DataError, reason
+from mixedres._internal.files import expanded, split_checkpoint
 from mixedres.predict.arguments import add_arguments, find_images
 
 if TYPE_CHECKING:
@@ -60,8 +61,10 @@ def _classify(options: argparse.Namespace, paths: Sequence[str]) -> None:
     names = classifier.class_names
     for note in classifier.notes:
         console.complain(f"note: {note}")
-    gallery, by_name = Gallery(), {_normal(name): index for index, name in enumerate(names)}
-    unreadable = 0
+    gallery, unreadable = Gallery(), 0
+    counts = collections.Counter(map(_normal, names))
+    by_name = {_normal(name): index for index, name in enumerate(names) if counts[_normal(name)] == 1}
+    parts = _parts(options.source, paths) if options.out else {}
     show = not options.out or options.json
     # The loss of an image on the page may need the probability of any class.
     top = len(names) if options.out else options.topk
@@ -73,7 +76,7 @@ def _classify(options: argparse.Namespace, paths: Sequence[str]) -> None:
             _show(prediction, options.topk, as_json=options.json)
         unreadable += bool(prediction.error)
         if options.out and prediction.square is not None:
-            gallery.add(_tile(prediction, prediction.square, by_name))
+            gallery.add(_tile(prediction, prediction.square, by_name, parts))
         elif options.out:
             gallery.unreadable[prediction.image] = prediction.error
     for path, error in () if show else gallery.unreadable.items():
@@ -140,18 +143,46 @@ def _readable(path: str) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")  # not every path is UTF-8
 
 
-def _tile(prediction: Prediction, square: np.ndarray, by_name: Mapping[str, int]) -> Tile:
+def _parts(source: str, paths: Sequence[str]) -> dict[str, str]:
+    """Returns {path: 'training' or 'test'} of the images of the folder that a run was trained on.
+
+    Returns {} if the network is not of such a run, if the folder has other images now, and if none of `paths` is in it:
+    a run may be a stranger's, and only a folder that the command names is read.
+    """
+    from mixedres.checkpoints import RecordedRun
+    from mixedres.data import scan
+
+    recorded = RecordedRun(split_checkpoint(command_line.path(source))[0])
+    config = recorded.config() or {}
+    if config.get("data.name") != "folder" or not config["data.dir"]:
+        return {}
+    division = ("train_split", "eval_split", "eval_fraction", "split_seed")
+    try:
+        root = expanded(config["data.dir"]).absolute()
+        if not any(root in pathlib.Path(path).absolute().parents for path in paths):
+            return {}
+        data_set = scan(root, **{name: config[f"data.{name}"] for name in division})
+    except (OSError, ValueError):
+        return {}
+    if data_set.fingerprint() != (recorded.data() or {}).get("fingerprint"):
+        return {}
+    parts = {"training": data_set.train, "test": data_set.eval}
+    return {part.file_name(index): name for name, part in parts.items() for index in range(len(part))}
+
+
+def _tile(prediction: Prediction, square: np.ndarray, by_name: Mapping[str, int], parts: Mapping[str, str]) -> Tile:
     """Returns the tile of an image; the class of the image is the name of its folder, if that is a class."""
     from mixedres.predict.gallery import Tile, short_name
 
     path = os.path.abspath(prediction.image)
     label = by_name.get(_normal(os.path.basename(os.path.dirname(path))))
-    tile = Tile(short_name(path), square, prediction.top, photograph=path, path=prediction.image)
-    if label is None:
-        return tile
-    name, probability = prediction.top[prediction.labels.index(label)]
+    truth = None if label is None else prediction.labels.index(label)
     # The smallest float32: the loss of a probability that is rounded to 0 is 87.
-    return dataclasses.replace(tile, truth=name, loss=-math.log(max(probability, 2.0**-126)))
+    loss = None if truth is None else -math.log(max(prediction.top[truth][1], 2.0**-126))
+    part = parts.get(path, "")
+    return Tile(
+        short_name(path), square, prediction.top, truth, loss, photograph=path, path=prediction.image, part=part
+    )
 
 
 def _normal(name: str) -> str:

@@ -3,6 +3,7 @@
 import collections
 import os
 import pathlib
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -32,15 +33,17 @@ def write_errors(path: pathlib.Path, results: ImageResults, source: Source, titl
     """
     if not path.parent.is_dir():
         return ""
-    names = (*source.class_names, *map(str, range(len(source.class_names), source.num_classes)))
+    names = _distinct((*source.class_names, *map(str, range(len(source.class_names), source.num_classes))))
     gallery = Gallery()
     for place, image in results.images.items():
         gallery.add(_tile(results, place, image, names, source))
     wrong = int((results.predicted != results.label).sum())
     total = len(results.label)
     loss = results.loss.mean(dtype=float)
+    answer, answers = collections.Counter(results.predicted.tolist()).most_common(1)[0]
     lines = [
         f"top-1 {1 - wrong / total:.2%} ({total - wrong:,} of {total:,} right), loss {loss:.4f}",
+        f"{answers:,} of {total:,} are predicted as {names[answer]}, the most frequent prediction",
         _described(wrong, len(results.images)),
     ]
     counts = count_confusions(results)
@@ -51,6 +54,16 @@ def write_errors(path: pathlib.Path, results: ImageResults, source: Source, titl
     except OSError as error:
         return f"{path} could not be written ({reason(error)})"
     return f"errors: {path}"
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of classes, with the number of the class where two names look alike on a page."""
+    looks = [" ".join(unicodedata.normalize("NFC", name).split()) for name in names]
+    counts = collections.Counter(looks)
+    return tuple(
+        f"{name} (class {label})" if counts[look] > 1 else name
+        for label, (name, look) in enumerate(zip(names, looks, strict=True))
+    )
 
 
 def _described(wrong: int, shown: int) -> str:
@@ -142,15 +155,16 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence
 def _tile(results: ImageResults, place: int, image: np.ndarray, names: Sequence[str], source: Source) -> Tile:
     index = int(results.index[place])
     file = getattr(source, "eval_file_name", lambda index: "")(index)  # sources without files need not have it
-    top = [(names[i], float(p)) for i, p in zip(results.top[place], results.probability[place], strict=True)]
-    truth = names[results.label[place]]
-    if truth not in dict(top):  # the loss is the negative logarithm of the probability
-        top.append((truth, float(np.exp(-results.loss[place]))))
+    labels, label = results.top[place].tolist(), int(results.label[place])
+    top = [(names[i], float(p)) for i, p in zip(labels, results.probability[place], strict=True)]
+    if label not in labels:  # the loss is the negative logarithm of the probability
+        labels.append(label)
+        top.append((names[label], float(np.exp(-results.loss[place]))))
     return Tile(
         name=short_name(file) or f"image {index}",
         square=image,
         top=top,
-        truth=truth,
+        truth=labels.index(label),
         loss=float(results.loss[place]),
         photograph=file if os.path.isfile(file) else None,
     )

@@ -1,5 +1,6 @@
 """One self-contained HTML page of images with their most probable classes."""
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -30,24 +31,26 @@ class Tile:
       name: last folder and name of the file, or name of the image.
       square: the network's input, (height, width, 1 or 3), from 0 to 255.
       top: names of classes with their probabilities, the most probable first.
-      truth: name of the image's class; None if it is not known.
+      truth: place in `top` of the image's class, because two classes may have one name; None if it is not known.
       loss: cross entropy of the image; None if the class is not known.
       photograph: path of the image's file; None if it has none.
       path: path that appears over the name, as the user gave it; '' for none.
+      part: 'training' or 'test' for an image of the folder that the network was trained on, else ''.
     """
 
     name: str
     square: np.ndarray
     top: Sequence[tuple[str, float]]
-    truth: str | None = None
+    truth: int | None = None
     loss: float | None = None
     photograph: str | None = None
     path: str = ""
+    part: str = ""
 
     @property
     def verdict(self) -> str:
         """Returns 'right' or 'wrong', or '' if the class of the image is not known."""
-        return "" if self.truth is None else "right" if self.top[0][0] == self.truth else "wrong"
+        return "" if self.truth is None else "wrong" if self.truth else "right"
 
 
 class Gallery:
@@ -55,17 +58,17 @@ class Gallery:
 
     Attributes:
       total: number of images that were added, with those that the page has no room for.
-      verdicts: number of images by verdict, of all that were added.
+      verdicts: number of images by part and verdict, of all that were added.
       unreadable: {path of a file that could not be classified: reason}; the page lists them.
 
         gallery = Gallery()
-        gallery.add(Tile("cat.jpg", pixels, [("cat", 0.9), ("dog", 0.1)], truth="cat", loss=0.105))
+        gallery.add(Tile("cat.jpg", pixels, [("cat", 0.9), ("dog", 0.1)], truth=0, loss=0.105))
         gallery.write(pathlib.Path("sheet.html"), "my cats", [gallery.summary()])
     """
 
     def __init__(self) -> None:
         self.unreadable: dict[str, str] = {}
-        self.total, self.verdicts = 0, {"right": 0, "wrong": 0}
+        self.total, self.verdicts = 0, collections.Counter[tuple[str, str]]()
         self._tiles: list[str] = []
         self._bytes = 0
 
@@ -73,7 +76,7 @@ class Gallery:
         """Adds a tile, or only counts it if the page is full."""
         self.total += 1
         if tile.verdict:
-            self.verdicts[tile.verdict] += 1
+            self.verdicts[tile.part, tile.verdict] += 1
         if len(self._tiles) == MOST_TILES or self._bytes > MOST_BYTES:
             return
         self._tiles.append(_html(tile))
@@ -81,8 +84,15 @@ class Gallery:
 
     def summary(self) -> str:
         """Returns how many images are right, and which of them the page shows."""
-        known = sum(self.verdicts.values())
-        parts = [f"{self.verdicts['right']:,} of {known:,} right"] if known else [f"{self.total:,} images"]
+        known = self.verdicts.total()
+        counts = []
+        for part in ("test", "training", ""):
+            right = self.verdicts[part, "right"]
+            if of_part := right + self.verdicts[part, "wrong"]:
+                counts.append(
+                    f"{right:,} of {of_part:,}" + f" {part or 'other'} images" * (of_part < known or bool(part))
+                )
+        parts = [f"{', '.join(counts)} right"] if known else [f"{self.total:,} images"]
         if known < self.total and known:
             parts.append(f"{self.total - known:,} of {self.total:,} images have no folder with the name of a class")
         if len(self._tiles) < self.total:
@@ -135,16 +145,18 @@ def short_name(path: str) -> str:
 def _html(tile: Tile) -> str:
     predicted, confidence = tile.top[0]
     data = {"name": tile.name, "predicted": predicted, "confidence": f"{confidence:.6g}"}
-    data |= {"truth": tile.truth} if tile.truth is not None else {}
+    data |= {"truth": tile.top[tile.truth][0]} if tile.truth is not None else {}
     data |= {"loss": f"{tile.loss:.6g}"} if tile.loss is not None else {}
     attributes = " ".join(f'data-{key}="{escaped(value)}"' for key, value in data.items())
     verdict = ""
     if tile.truth is not None:
         loss = "" if tile.loss is None else f", loss {tile.loss:.3g}"
-        verdict = f'<p class="verdict"><b>{tile.verdict}</b>: it is {escaped(tile.truth)}{loss}</p>'
+        verdict = f'<p class="verdict"><b>{tile.verdict}</b>: it is {escaped(data["truth"])}{loss}</p>'
+    if tile.part:
+        verdict += f'<p class="soft">a {tile.part} image of the run</p>'
     shown = [*tile.top[:_MOST_CLASSES]]
-    if tile.truth is not None and tile.truth not in dict(shown):
-        shown += [(name, probability) for name, probability in tile.top if name == tile.truth]
+    if tile.truth is not None and tile.truth >= _MOST_CLASSES:
+        shown.append(tile.top[tile.truth])
     bars = "".join(
         f'<li style="--p:{probability:.2%}" title="{escaped(name)}"><span>{escaped(name)}</span>'
         f"<b>{probability:.1%}</b></li>"

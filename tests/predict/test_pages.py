@@ -18,7 +18,7 @@ SQUARE = np.zeros((2, 2, 1), np.uint8)
 )
 def test_names_are_shown_as_they_are(name, tmp_path):
     page, sheet = predict.Gallery(), tmp_path / "sheet.html"
-    page.add(predict.Tile(name, SQUARE, [(name, 0.5), ("b", 0.25)], truth="b", loss=1.4))
+    page.add(predict.Tile(name, SQUARE, [(name, 0.5), ("b", 0.25)], truth=1, loss=1.4))
     page.write(sheet, name, [page.summary()])
     text = sheet.read_text(encoding="utf-8")
     shown = html.unescape(re.search("<h3>(.*?)</h3>", text, re.DOTALL)[1])
@@ -32,8 +32,8 @@ def test_names_are_shown_as_they_are(name, tmp_path):
 def test_full_page_counts_the_images_left_out(monkeypatch, tmp_path):
     monkeypatch.setattr(gallery, "MOST_TILES", 2)
     page = predict.Gallery()
-    for truth in ("a", "a", "b", None):
-        page.add(predict.Tile("x.jpg", SQUARE, [("a", 1.0)], truth=truth))
+    for truth in (0, 0, 1, None):
+        page.add(predict.Tile("x.jpg", SQUARE, [("a", 1.0), ("b", 0.0)], truth=truth))
     assert page.summary() == (
         "2 of 3 right; 1 of 4 images have no folder with the name of a class; the page shows the first 2 of 4 images"
     )
@@ -101,8 +101,23 @@ def test_errors_page_has_matrix_classes_and_worst_errors(tmp_path):
     np.testing.assert_allclose(shares, expected / expected.sum(1, keepdims=True), atol=5e-4)
     right, wrong = (labels == predicted).sum(), (labels != predicted).sum()
     assert f"top-1 {right / 60:.2%} ({right} of 60 right), loss {losses.mean():.4f}" in text
+    answers = np.bincount(predicted)
+    name = html.escape(("a", "b", "<c>", "d")[answers.argmax()])
+    assert f"<p>{answers.max()} of 60 are predicted as {name}, the most frequent prediction</p>" in text
     assert f"<p>all {wrong} errors, the largest loss first</p>" in text and "order as read" not in text
     assert text.count("<article") == wrong and "image 0<" not in text and "&lt;c&gt;" in text and "<c>" not in text
+
+
+def test_classes_of_one_name_are_told_apart(tmp_path):
+    """As 'crane' and 'maillot' of ImageNet; blanks do not show on a page."""
+    found = results(np.int32([0, 1, 2, 3]), np.int32([1, 0, 2, 3]), np.ones(4, np.float32))
+    predict.write_errors(tmp_path / "errors.html", found, source(4, ("crane", "crane", "owl", "owl ")), "t")
+    text = (tmp_path / "errors.html").read_text()
+    assert re.findall(r'<article class="(\w+)"', text) == ["wrong", "wrong"]
+    assert re.findall("it is (.*?), loss", text) == ["crane (class 0)", "crane (class 1)"]
+    assert '<th title="owl (class 2)">' in text and '<th title="owl  (class 3)">' in text
+    tile = predict.Tile("x.jpg", SQUARE, [("crane", 0.9), ("crane", 0.1)])
+    assert [dataclasses.replace(tile, truth=place).verdict for place in (0, 1, None)] == ["right", "wrong", ""]
 
 
 def test_pairs_replace_the_matrix_of_many_classes(tmp_path):

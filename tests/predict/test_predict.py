@@ -117,7 +117,8 @@ def test_sheet_shows_photograph_input_and_truth(place, tmp_path, capsys):
     status, lines, errors = said(capsys, f"--from={place / 'run'}", val, f"--out={out}", "--json")
     guesses = [json.loads(line) for line in lines]
     right = sum(pathlib.Path(guess["file"]).parent.name == guess["top"][0]["class"] for guess in guesses)
-    assert status == 0 and f"{right} of 21 right: {out}" in errors and f"<p>{right} of 21 right</p>" in out.read_text()
+    line = f"{right} of 21 test images right"
+    assert status == 0 and f"{line}: {out}" in errors and f"<p>{line}</p>" in out.read_text()
     spec = data.InputSpec.from_json(json.loads((place / "run" / "data.json").read_text())["input"])
     drawn = pictures(out)
     assert len(drawn) == 42
@@ -134,6 +135,32 @@ def test_sheet_shows_photograph_input_and_truth(place, tmp_path, capsys):
         label = pathlib.Path(guess["file"]).parent.name
         shares = [top["probability"] for top in guess["top"] if top["class"] == label]
         assert loss == pytest.approx(-np.log(shares[0]), rel=1e-4)
+
+
+def test_sheet_counts_training_and_test_images_apart(place, tmp_path, capsys):
+    out, images = tmp_path / "sheet.html", tmp_path / "images"
+
+    def summary(*given):
+        status, lines, errors = said(capsys, f"--from={place / 'run'}", *given, f"--out={out}", "--json")
+        right = {
+            path: json.loads(line)["top"][0]["class"] == pathlib.Path(path).parent.name
+            for line in lines
+            for path in [json.loads(line)["file"]]
+        }
+        assert status == 0
+        marks = [out.read_text().count(f"a {part} image of the run<") for part in ("training", "test")]
+        counts = [sum(right.values()), sum(ok for path, ok in right.items() if "/val/" in path)]
+        return counts, marks, errors.splitlines()[-1].removesuffix(f": {out}")
+
+    (right, tests), marks, line = summary(place / "images")
+    assert marks == [24, 21] and line == f"{tests} of 21 test images, {right - tests} of 24 training images right"
+    (right, _), marks, line = summary(place / "images" / "train")
+    assert marks == [24, 0] and line == f"{right} of 24 training images right"
+    shutil.copytree(place / "images", images)
+    (right, tests), marks, line = summary(images)
+    assert marks == [0, 0] and line == f"{right} of 45 right"
+    _, marks, line = summary(images / "val", place / "images" / "val")
+    assert marks == [0, 21] and line == f"{tests} of 21 test images, {tests} of 21 other images right"
 
 
 @pytest.fixture(scope="module")

@@ -72,8 +72,8 @@ class Loader(DataInfo):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Returns the first 32 characters of the fingerprints of the training part and of the evaluation part."""
-        return f"{self.data_set.train.fingerprint()[:32]}{self.data_set.eval.fingerprint()[:32]}"
+        """Returns the fingerprint of the data set."""
+        return self.data_set.fingerprint()
 
     @functools.cached_property
     def sizes(self) -> str:
