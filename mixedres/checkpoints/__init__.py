@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         input_shape,
         network_keys,
         network_name,
+        note_of_version,
         read_weights,
         variables,
     )
@@ -63,6 +64,7 @@ __all__ = [
     "network_keys",
     "network_name",
     "no_sums",
+    "note_of_version",
     "portable",
     "read_flat",
     "read_record",

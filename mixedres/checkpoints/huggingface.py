@@ -39,7 +39,7 @@ _PREPROCESSING: dict[str, tuple[Json, ...]] = {
 }
 # Architectures of timm's hub with the names and the arithmetic of networks of mixedres. Others, such as resnetaa50 and
 # resnetblur50, have equal tensors and compute something else.
-_OF_TIMM = tuple(f"resnet{size}" for size in (18, 34, 50, 101, 152, 200))
+_OF_TIMM = tuple(f"resnet{size}" for size in (18, 26, 34, 50, 101, 152, 200))
 # Names of the processors that cut out the center, without the endings of their versions.
 _KINDS = ("ConvNext", "Bit")
 
@@ -71,7 +71,7 @@ def read_network_config(path: pathlib.Path) -> tuple[str | None, tuple[str, ...]
 
 
 def read_timm_config(path: pathlib.Path) -> Record:
-    """Returns what a config.json of timm's hub says: 'class_names' and 'input'; {} for another program's file.
+    """Returns what a config.json of timm's hub says: 'class_names', 'input', 'version'; {} for another program's file.
 
     Raises:
       ValueError: if the file names an architecture that mixedres does not compute.
@@ -83,7 +83,7 @@ def read_timm_config(path: pathlib.Path) -> Record:
     if name not in _OF_TIMM:
         raise ValueError(f"{path}: architecture is {name!r}, and mixedres computes {', '.join(_OF_TIMM)}")
     try:
-        known: Record = {}
+        known: Record = {"version": "1.5"}
         labels = config.get("label_names") or found.get("label_names")
         if labels:
             known["class_names"] = tuple(map(str, labels))

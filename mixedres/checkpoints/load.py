@@ -113,7 +113,8 @@ def network_keys(path: pathlib.Path) -> Record:
     file = read_weights(path)
     name = network_name(file)
     if name is None:
-        raise WeightsError(f"{path} is {describe_weights(file)}; name the network with --config.model.name")
+        todo = f"mixedres has {', '.join(models.NAMES)}" if file.architecture else "name it with --config.model.name"
+        raise WeightsError(f"{path} is {describe_weights(file)}; {todo}")
     found: Record = {"model.name": name, "model.version": file.version}
     found |= {f"model.{option}": value for option, value in file.options.items()}
     return found if file.epsilon is None else found | {"batch_norm.epsilon": file.epsilon}
@@ -132,7 +133,7 @@ def create_network(file: WeightsFile, policy: jmp.Policy, **options: Any) -> mod
     """
     resnet, known = file.architecture, network_name(file)
     if known is None:
-        raise WeightsError(f"{file.path} is no network that mixedres has")
+        raise WeightsError(f"{file.path} is {describe_weights(file)}; mixedres has {', '.join(models.NAMES)}")
     if resnet and not resnet.num_classes:
         raise WeightsError(f"{file.path} has no head; train one with config.init_from")
     num_classes = resnet.num_classes if resnet else file.num_classes
@@ -184,5 +185,16 @@ def describe_weights(file: WeightsFile) -> str:
         return f"no whole network, layout {file.layout}"
     num_classes = resnet.num_classes if resnet else file.num_classes
     head = f"of {num_classes} classes" if num_classes else "without a head"
-    what = f"{network_name(file) or 'a network without a name'} {head}"
-    return f"{what}, layout {file.layout}"
+    name = network_name(file)
+    if resnet and name is None:
+        blocks = "bottleneck" if resnet.bottleneck else "basic"
+        name = f"a ResNet of {blocks} blocks {', '.join(map(str, resnet.stage_sizes))}"
+    return f"{name} {head}, layout {file.layout}"
+
+
+def note_of_version(file: WeightsFile, model: models.Network) -> str:
+    """Returns a note about the version that a network was given, if its weights do not tell version 1 from 1.5."""
+    resnet = file.architecture
+    if not isinstance(model, models.ResNet) or not resnet or not resnet.bottleneck or file.version:
+        return ""
+    return f"the weights do not tell version 1 from 1.5; taking {model.version} (a run sets config.model.version)"

@@ -102,8 +102,7 @@ class WeightsFile:
     @property
     def metadata(self) -> Record:
         """Returns the facts that the tensors do not show, to be written with the tensors."""
-        known = {key: getattr(self, key) for key in ("class_names", "epsilon", "input")}
-        known["version"] = None if self.version == "1.5" else self.version
+        known = {key: getattr(self, key) for key in ("class_names", "epsilon", "input", "version")}
         known["options"] = dict(self.options) or None
         if self.network in NETWORKS:
             known |= {"network": self.network, "num_classes": self.num_classes}

@@ -81,7 +81,7 @@ def create(
         model = create("resnet50", num_classes=1000, policy=precision.get("fp16").policy, epsilon=1e-3)
 
     Args:
-      name: 'resnet18', '34', '50', '101', '152' or '200', or 'cifar_resnet' and a size 6n+2 (20, 32, 44, 56, 110 ...).
+      name: 'resnet14', '18', '26', '34', '50', '101', '152', '200', or 'cifar_resnet' and a size 6n+2 (20, 32, 44 ...).
       num_classes: outputs of the head, >= 1.
       policy: dtypes of parameters, arithmetic and logits.
       version: '1', '1.5' or '2' ('1' or '2' for cifar_resnet); None: '1.5', for cifar_resnet '1'.

@@ -4,9 +4,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# size: (whether it has bottlenecks, blocks per stage); arXiv 1512.03385, table 1, and 1603.05027 for 200.
+# size: (whether it has bottlenecks, blocks per stage); arXiv 1512.03385, table 1, 1603.05027 for 200, and timm for 26.
 _IMAGENET_SIZES = {
+    14: (True, (1, 1, 1, 1)),
     18: (False, (2, 2, 2, 2)),
+    26: (True, (2, 2, 2, 2)),
     34: (False, (3, 4, 6, 3)),
     50: (True, (3, 4, 6, 3)),
     101: (True, (3, 4, 23, 3)),

@@ -137,7 +137,8 @@ def open_classifier(
             f"a class name has {len(too_long):,} characters, {too_long[:50]!r} ...; at most {_LONGEST_NAME}"
         )
     names = (*names, *(str(index) for index in range(len(names), model.num_classes)))
-    return Classifier(name, model, chosen, spec, names, variables, (*notes, *filter(None, [file.note])))
+    notes = (*notes, *filter(None, (file.note, checkpoints.note_of_version(file, model))))
+    return Classifier(name, model, chosen, spec, names, variables, notes)
 
 
 def _precision(file: WeightsFile, preset: str | None) -> precision.Precision:

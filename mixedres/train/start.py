@@ -222,7 +222,9 @@ def load_weights(given: str, like: Variables, model: models.Network, spec: Input
             f"config.init_from={given} is {described}, not the network of this config: {error}; set "
             "--config.model.name=auto to take the network of the weights"
         ) from None
-    note = "; ".join(filter(None, (f"weights: {given} ({described})", file.note)))
+    note = "; ".join(
+        filter(None, (f"weights: {given} ({described})", file.note, checkpoints.note_of_version(file, model)))
+    )
     if not has_head:
         before = found.num_classes if found and found.num_classes else "none"
         note += f"; the head is new: {model.num_classes} classes instead of {before}"

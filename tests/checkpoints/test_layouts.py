@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import checkpoints
+from mixedres import checkpoints, predict
 from mixedres.models import name_of
 from tests.data import made
 from tests.train import run_cases
@@ -19,7 +19,7 @@ network = functools.cache(run_cases.random_variables)
 @pytest.mark.parametrize(
     ("name", "version", "layout"),
     [
-        *((name, None, layout) for name in ("resnet18", "resnet50", "cifar_resnet8") for layout in checkpoints.LAYOUTS),
+        *((name, None, layout) for name in ("resnet18", "resnet26", "cifar_resnet8") for layout in checkpoints.LAYOUTS),
         ("resnet18", "2", "mixedres"),
     ],
 )
@@ -52,6 +52,21 @@ def test_names_and_shapes_of_torchvisions_resnet50():
     assert {name: tensors[name].shape for name in shapes} == shapes
     assert tensors["bn1.num_batches_tracked"].dtype == np.int64
     assert sum(x.size for name, x in tensors.items() if name.endswith(("weight", "bias"))) == 25_557_032
+
+
+def test_blocks_of_no_network_are_named(tmp_path):
+    tensors = checkpoints.to_tensors(network("resnet26"), "torchvision")
+    fewer = {name: value for name, value in tensors.items() if not name.startswith("layer4.1.")}
+    checkpoints.write_weights(tmp_path / "w.safetensors", fewer)
+    known = "; mixedres has resnet14, resnet18, resnet26, resnet34, resnet50, resnet101, resnet152, resnet200, cifar_"
+    line = made.message(checkpoints.network_keys, tmp_path / "w.safetensors")
+    assert f" is a ResNet of bottleneck blocks 2, 2, 2, 1 of 10 classes, layout torchvision{known}" in line
+    assert made.message(checkpoints.variables, checkpoints.read_weights(tmp_path / "w.safetensors")) == line
+    checkpoints.write_weights(tmp_path / "whole.safetensors", tensors)
+    classifier = predict.open_classifier(tmp_path / "whole.safetensors")
+    assert classifier.name == "resnet26" and classifier.notes[-1].endswith(
+        "1.5; taking 1.5 (a run sets config.model.version)"
+    )
 
 
 def test_tensors_that_do_not_fit_are_listed():

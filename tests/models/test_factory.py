@@ -12,6 +12,8 @@ from tests.models.networks import FULL
     [
         # arXiv 1512.03385, table 1 and section 4.2; 1603.05027 for 200.
         ("resnet18", None, "1.5", (2, 2, 2, 2), 64),
+        ("resnet14", None, "1.5", (1, 1, 1, 1), 64),
+        ("resnet26", None, "1.5", (2, 2, 2, 2), 64),
         ("resnet34", "2", "2", (3, 4, 6, 3), 64),
         ("resnet50", None, "1.5", (3, 4, 6, 3), 64),
         ("resnet101", "1", "1", (3, 4, 23, 3), 64),

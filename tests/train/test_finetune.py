@@ -43,7 +43,7 @@ def test_run_starts_from_the_given_weights(through, backbone, tmp_path, capsys):
     )
     for found in (state.variables, state.ema):
         assert step_cases.bits(layouts.to_tensors(found, "mixedres")) == step_cases.bits(tensors(backbone))
-    name = "cifar_resnet8" if through == "workdir" else "a network without a name"
+    name = "cifar_resnet8" if through == "workdir" else "a ResNet of basic blocks 1"
     assert f"weights: {source} ({name} of 10 classes" in capsys.readouterr().out
 
 
@@ -92,6 +92,16 @@ def test_weights_of_version_1_are_refused_for_1_5(of_bottlenecks):
     file("transformers", version="1")
     with pytest.raises(ConfigError, match=r"version 1, which has weights of the same shapes; set config.model.ver"):
         start.load_weights("there", {}, model)
+
+
+def test_version_that_names_do_not_tell_is_noted(of_bottlenecks):
+    model, file = of_bottlenecks
+    for version in ("1", "1.5"):
+        file("torchvision")
+        note = start.load_weights("there", {}, model.clone(version=version)).note
+        assert note.endswith(f"; taking {version} (a run sets config.model.version)")
+        file("torchvision", version=version)
+        assert "version" not in start.load_weights("there", {}, model.clone(version=version)).note
 
 
 def test_differing_padding_and_input_are_noted(of_bottlenecks):
