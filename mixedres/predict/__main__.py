@@ -158,8 +158,8 @@ def _parts(source: str, paths: Sequence[str]) -> dict[str, str]:
         return {}
     division = ("train_split", "eval_split", "eval_fraction", "split_seed")
     try:
-        root = expanded(config["data.dir"]).absolute()
-        if not any(root in pathlib.Path(path).absolute().parents for path in paths):
+        root = pathlib.Path(os.path.abspath(expanded(config["data.dir"])))
+        if not any(root in pathlib.Path(os.path.abspath(path)).parents for path in paths):
             return {}
         data_set = scan(root, **{name: config[f"data.{name}"] for name in division})
     except (OSError, ValueError):

@@ -154,7 +154,7 @@ def test_sheet_counts_training_and_test_images_apart(place, tmp_path, capsys):
 
     (right, tests), marks, line = summary(place / "images")
     assert marks == [24, 21] and line == f"{tests} of 21 test images, {right - tests} of 24 training images right"
-    (right, _), marks, line = summary(place / "images" / "train")
+    (right, _), marks, line = summary(place / "run" / ".." / "images" / "train")
     assert marks == [24, 0] and line == f"{right} of 24 training images right"
     shutil.copytree(place / "images", images)
     (right, tests), marks, line = summary(images)

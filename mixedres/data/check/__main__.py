@@ -54,7 +54,7 @@ def check_photographs(arguments: Sequence[str]) -> None:
     try:
         data_set = scan(given, **division)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(str(error).replace("--config.data.train_split", "--train_split")) from None
     report = check_folder(data_set)
     text = json.dumps(report.to_json(), indent=1).splitlines() if options.json else report.lines(given, division)
     console.show(*text)

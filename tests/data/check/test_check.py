@@ -108,6 +108,25 @@ def test_clean_folder_has_status_0(tmp_path, capsys):
     assert "batch_size" not in first and second.endswith(" --config.batch_size=32")
 
 
+def test_check_says_how_folders_are_understood(tmp_path, capsys):
+    images = {
+        f"{label}/{n}.jpg": made.encoded(pixels((ord(label[0]), n))) for label in ("car", "train") for n in (1, 2)
+    }
+    made.write_files(tmp_path / "one", images)
+    status, _, err = run(capsys, tmp_path / "one")
+    assert status == 2 and err.endswith("; if train is a class, type --train_split=.\n")
+    status, out, _ = run(capsys, tmp_path / "one", "--train_split=.")
+    assert status == 0 and out.startswith(
+        f"{tmp_path}/one: 4 images; 2 classes (car, train); 20% of every class held out"
+    )
+    assert "--config.data.train_split=. " in out
+    parts = {"seg_train/seg_train": ("car/1", "train/1"), "seg_test/seg_test": ("car/2", "train/2")}
+    files = {f"{part}/{name}.jpg": images[f"{name}.jpg"] for part, names in parts.items() for name in names}
+    made.write_files(tmp_path / "two", files)
+    line = "4 images; 2 classes (car, train); trained on seg_train/seg_train, tested on seg_test/seg_test\n"
+    assert run(capsys, tmp_path / "two")[1].startswith(f"{tmp_path}/two: {line}")
+
+
 def test_start_of_run_refuses_damaged_files(dirty):
     with pytest.raises(ValueError) as refused:
         data.load("folder", image_size=8, batch_size=4, dir=str(dirty))
