@@ -1,6 +1,5 @@
 """Gradients that carry their loss scale: the same steps as in float32, and an error where a scale would be lost."""
 
-import re
 from functools import partial
 
 import jax
@@ -10,7 +9,6 @@ import optax
 import pytest
 from flax import nnx
 from flax.training.train_state import TrainState
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from mixedres.precision import (
@@ -24,7 +22,6 @@ from mixedres.precision import (
     scaled,
     value_and_grad,
 )
-from tests import ROOT
 from tests.arrays import normal, zeros
 
 SCALE = StaticLossScale(2.0**13)
@@ -302,27 +299,3 @@ def test_scale_below_one_trains_where_gradients_exceed_float16():
     np.testing.assert_allclose(updates, -1.0, rtol=1e-3)
     at_one = loss_scaled(optax.sgd(1e-5), DynamicLossScale(1.0, min_loss_scale=1.0)).init(np.float32(4))
     assert at_one.loss_scale.at_minimum and not step(at_one)[1].grads_finite
-
-
-def test_row_of_shard_map_in_the_docs_takes_the_step_of_one_device():
-    """The cell of docs/precision.md, executed: without its pcast, gradients are eight times too large."""
-    row = next(
-        line for line in (ROOT / "docs" / "precision.md").read_text().splitlines() if "| `jax.shard_map` |" in line
-    )
-    call, mean = re.findall("`([^`]+)`", row)[1:3]
-    assert call == 'grad_fn(state, jax.lax.pcast(params, "data", to="varying"), batch)'
-    assert mean == 'jax.lax.pmean(grads, "data")'
-    tx = loss_scaled(optax.sgd(0.1), DynamicLossScale(jnp.float32(2.0**10)))
-    params, batch = {"w": normal(0, (4, 3))}, normal(1, (16, 4))
-    grad_fn = value_and_grad(lambda params, batch: jnp.square(batch @ params["w"]).mean())
-    state = tx.init(params)
-
-    def step(params, state, batch):
-        _, grads = eval(call, {"grad_fn": grad_fn, "jax": jax}, {"params": params, "state": state, "batch": batch})
-        return tx.update(eval(mean, {"jax": jax}, {"grads": grads}), state, params)[0]
-
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=(P(), P(), P("data")), out_specs=P())
-    _, grads = grad_fn(state, params, batch)
-    expected, _ = tx.update(grads, state, params)
-    np.testing.assert_allclose(jax.jit(mapped)(params, state, batch)["w"], expected["w"], rtol=1e-5)
