@@ -206,6 +206,40 @@ def test_results_are_made_from_the_files():
             assert picture.text["Description"] == readme.digest(rows), name
 
 
+# A number with a unit, or with an exponent, in the text of a page.
+MEASURED = re.compile(
+    r"(?<![\w.=-])\d[\d.,]* ?(?:%|(?:ms|µs|s|seconds?|minutes?|hours?|times|MB|GB)\b)|\d(?:\.\d+)?e-\d+"
+)
+# What gives a number: a command or a file that the same paragraph names, or results.md, which is made from files.
+SOURCE = re.compile(
+    r"measured by: |`python -m\s+experiments\.|`pytest |`tests/|`experiments/|python examples/|\(results\.md|published"
+)
+# Numbers that are chosen, and not measured: limits, levels, ranges of random draws.
+DEFINITIONS = {
+    "README.md": "95 %",
+    "autocast.md": "1e-8",
+    "experiments.md": "95 %",
+    "glossary.md": "95 %",
+    "imagenet.md": "100 %",
+    "migration.md": "1e-4 2e-4 4 times",
+    "numerics.md": "0.05 % 0.1 % 0.4 % 1 % 2 % 99.9 % 1e-8",
+    "precision.md": "6e-8",
+    "scale-out.md": "30 s",
+}
+
+
+@pytest.mark.parametrize("name", ["README.md", *sorted(path.name for path in (ROOT / "docs").glob("*.md"))])
+def test_measured_numbers_name_their_source(name):
+    """A command, a test or a file in the same paragraph, item or table; a comment will do."""
+    path = ROOT / name if name == "README.md" else ROOT / "docs" / name
+    text = re.sub(r"```.*?```|^    .*?$|<!-- results.*?<!-- end", "", path.read_text(), flags=re.M | re.S)
+    for block in re.split(r"\n\s*\n|\n(?=- )", text):
+        found = set(MEASURED.findall(re.sub(r"`[^`]*`", "", block))) - set(
+            re.findall(MEASURED, DEFINITIONS.get(name, ""))
+        )
+        assert not found or SOURCE.search(block) or path == readme.PAGE, f"{found} in: {block}"
+
+
 def test_live_pages_are_small_and_self_contained():
     pages = sorted((ROOT / "docs" / "live").glob("*.html"))
     assert len(pages) >= 5
