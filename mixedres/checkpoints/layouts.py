@@ -81,12 +81,15 @@ def architecture(tensors: Mapping[str, np.ndarray], layout: str) -> Architecture
 
 
 def to_tensors(variables: Variables, layout: str, batches: int | None = None) -> dict[str, np.ndarray]:
-    """Returns the variables of a network under the names of a layout.
+    """Returns the variables of a network under the names of a layout and, but for 'mixedres', with PyTorch's axes.
+
+    PyTorch's kernels are (out, in, height, width) and (out, in), ours (height, width, in, out) and (in, out).
 
     Args:
       variables: {'params', 'batch_stats'} of a network.
       layout: one of `LAYOUTS`.
-      batches: value of PyTorch's counter of batches in every batch norm; None: no counters.
+      batches: value of PyTorch's counter of batches in every batch norm; None: no counters. The layout
+        'mixedres' has no counters.
 
     Raises:
       ValueError: for an unknown layout, and for a network that the layout does not have.

@@ -98,7 +98,10 @@ class RecordedRun:
         raise ConfigError(f"{self.path} has {what}; {there}. Write {self.path} for the newest")
 
     def left_to_command_line(self, config: ConfigDict) -> list[str]:
-        """Returns a note about the recorded settings of the data that act on the machine, and that `config` lacks."""
+        """Returns a list with one note: which recorded settings of the data act on the machine and are not in `config`.
+
+        The list is empty if there are no such settings.
+        """
         recorded, now = self.config() or {}, flatten(config)
         left = [key.path for key in KEYS if not key.is_portable and key.path.startswith("data.")]
         flags = [

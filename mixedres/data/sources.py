@@ -18,9 +18,8 @@ from mixedres.data.input_spec import InputSpec
 if TYPE_CHECKING:
     from mixedres.data.images.augment import Augmentation
 
-# 'image' (batch, height, width, channels) of the source's dtype, 'label' (batch,) int32, and in evaluation 'mask'
-# (batch,) bool.
 Batch = dict[str, np.ndarray]
+"""Images of a step, as `Source` describes them."""
 
 
 class Shard(NamedTuple):
@@ -43,6 +42,9 @@ _UINT8 = np.dtype(np.uint8)
 
 class Source(Protocol):
     """A data set for image classification, in batches.
+
+    A `Batch` is a dictionary of arrays: 'image' (batch, height, width, channels) of `image_dtype`, 'label' (batch,)
+    int32, and in evaluation 'mask' (batch,) bool, which is False for padding.
 
     Any object with these attributes and methods can be trained on. A subclass of `DataInfo` inherits the
     attributes, and defines only `fingerprint`, `train_batches` and `eval_batches`:
@@ -221,8 +223,8 @@ class Synthetic(DataInfo):
     """One fixed random batch, repeated: shows the speed of a step without the cost of data.
 
     The pixels have the reference's distribution: normal with mean 127 and standard deviation 60, truncated at two
-    standard deviations, which is within uint8. Labels are uniform below ``num_classes - 1``. The test set is the batch
-    of seed 0, once.
+    standard deviations, and whole numbers of `image_dtype`. Labels are uniform below ``num_classes - 1``. The test set
+    repeats the batch of seed 0 until there are `eval_examples` images.
     """
 
     fingerprint = "synthetic"
@@ -247,7 +249,7 @@ class Synthetic(DataInfo):
         while (outside := np.flatnonzero(np.abs(images) > 2)).size:
             images.reshape(-1)[outside] = rng.standard_normal(outside.size, dtype=np.float32)
         labels = rng.integers(0, max(self.num_classes - 1, 1), batch_size, dtype=np.int32)
-        return {"image": np.rint(127 + 60 * images).astype(np.uint8), "label": labels}
+        return {"image": np.rint(127 + 60 * images).astype(self.image_dtype), "label": labels}
 
 
 def identity(source: Source) -> Record:

@@ -1,5 +1,6 @@
 """Batches: permutations that continue, augmentation pixel by pixel, masks, synthetic images."""
 
+import dataclasses
 import inspect
 import itertools
 import math
@@ -146,6 +147,21 @@ def test_synthetic_source_repeats_one_batch():
     assert all(batch is batches[0] for batch in batches)
     assert same(take(source, 8, 5, seed=3, first_step=70), batches)
     assert not same(take(source, 8, 1, seed=4), batches[:1])
+
+
+def test_synthetic_test_set_repeats_the_batch_of_seed_0():
+    source = synthetic(eval_examples=13)
+    [batch] = take(source, 8, 1, seed=0)
+    found = list(source.eval_batches(8))
+    assert [int(tested["mask"].sum()) for tested in found] == [8, 5]
+    assert same([{key: tested[key] for key in batch} for tested in found], [batch, batch])
+
+
+def test_synthetic_floats_are_the_pixels():
+    floats = dataclasses.replace(synthetic(), image_dtype=np.dtype(np.float32))
+    [given], [pixels] = take(floats, 8, 1), take(synthetic(), 8, 1)
+    assert given["image"].dtype == np.float32
+    np.testing.assert_array_equal(given["image"], pixels["image"])
 
 
 SOURCES = {

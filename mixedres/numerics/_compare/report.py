@@ -86,7 +86,8 @@ class ErrorReport:
     Attributes:
       function: name of the function.
       dtype: the half dtype.
-      rows: one `OperationRow` per operation on floating-point numbers, in order of evaluation.
+      rows: one `OperationRow` per operation on floating-point numbers, in order of evaluation. The function's
+        floating-point arguments are rows too, with an empty `primitive`.
       errors: relative l2 error of every result against the float32 program, by name.
       noise: names of the results that are left out, because they are zero but for rounding in float32 too.
       jump: the first operation whose error jumps and which much of the error of the results passes; None if none does.
