@@ -47,7 +47,7 @@ def test_examples_of_the_readme_train_in_float16(capsys):
     assert len(products) == 5 and all(operands.count("xf16>") == 2 for operands in products)
 
 
-def test_autocast_examples_print_their_report_and_train(capsys):
+def test_autocast_examples_print_their_report_and_train(capsys, tmp_path):
     page = ROOT / "docs" / "autocast.md"
     names = run(page)
     printed = {" ".join(line.split()) for line in capsys.readouterr().out.splitlines()}
@@ -58,6 +58,10 @@ def test_autocast_examples_print_their_report_and_train(capsys):
         assert any(line.startswith(" ".join(row.split())) for line in printed), row
     assert "preferred_element_type=float16" in str(jax.make_jaxpr(names["step"])(names["params"], names["state"]))
     assert names["loss"] < 0.1 and names["loss"].dtype == np.float32
+    names["report"].to_html(tmp_path / "page.html")
+    for made in (tmp_path / "page.html", ROOT / "docs" / "live" / "explain.html"):
+        counts = re.search(r"of all (\d+) in .*; (\d+) more operations", made.read_text())
+        assert made.read_text().count("<tr><td>") == sum(map(int, counts.groups())) > 20
 
 
 def test_numerics_examples_print_their_reports(tmp_path, monkeypatch, capsys):

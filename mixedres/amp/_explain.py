@@ -94,7 +94,9 @@ class Report:
             (d.primitive, d.dtype.name if d.dtype else "", d.reason, d.path, d.category, _short(d.source))
             for d in self.decisions
         )
-        text = table.render(title, [self.summary(), *self.notes], _HEAD, rows)
+        others = sum(d.dtype is None for d in self.decisions)
+        first = f"{self.summary()}; {others} more operations have no floating-point numbers"
+        text = table.render(title, [first, *self.notes], _HEAD, rows)
         pathlib.Path(path).write_text(text, encoding="utf-8")
 
     def to_json(self) -> dict[str, Any]:

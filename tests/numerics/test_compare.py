@@ -1,5 +1,7 @@
 """`compare` on small functions: its errors against numpy, and the operations and changes that it names."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -235,6 +237,16 @@ def test_page_escapes_names(tmp_path):
     compare(jax.named_call(jnp.dot, name="<b>"), X, X).to_html(tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert "&lt;b&gt;" in text and "<b>" not in text and "dot_general" in text
+
+
+def test_text_counts_the_rows_of_the_page(tmp_path):
+    """A product and the casts of its operands are a row of the text, and three of the page."""
+    report = compare(lambda x, y: jnp.sqrt(x @ y), normal(0, (4, 4)) ** 2, normal(1, (4, 4)) ** 2)
+    report.to_html(tmp_path / "page.html")
+    shares = re.findall(r"<tr><td>([\d.]+) %", (tmp_path / "page.html").read_text())
+    assert f"; all {len(shares)} operations by themselves" in str(report) and len(shares) == 4
+    [shown] = [float(line.split()[0]) for line in str(report).splitlines() if re.match(r"\d+ % ", line)]
+    assert sum(map(float, shares)) == pytest.approx(shown, abs=0.5)
 
 
 X = np.ones((4, 4), np.float32)

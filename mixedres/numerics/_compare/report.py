@@ -247,15 +247,19 @@ class ErrorReport:
         rows = [_HEAD, *(_cells(one) for one in self.contributors[:_SHOWN])]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines += ["", *("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows)]
-        more = len(self.rows) - min(_SHOWN, len(self.contributors))
-        return "\n".join([*lines, f"({more} more operations: report.rows, report.to_html(path))"])
+        every = f"all {len(self._operations)} operations by themselves: report.rows, report.to_html(path)"
+        return "\n".join([*lines, f"(a row adds up the operations of a line; {every})"])
+
+    @property
+    def _operations(self) -> list[OperationRow]:
+        """Returns the rows of the page, largest shares first; arguments that both programs share are left out."""
+        found = (row for row in self.rows if row.primitive or row.own or row.accumulated)
+        return sorted(found, key=lambda row: (-row.share, -row.own))
 
     def to_html(self, path: str | pathlib.Path) -> None:
         """Writes the report as one self-contained HTML page with a table of all operations, largest shares first."""
-        operations = [row for row in self.rows if row.primitive or row.own or row.accumulated]
-        operations.sort(key=lambda row: (-row.share, -row.own))
         title = f"{self.function} in {self.dtype} beside float32"
-        text = table.render(title, [self.verdict, *self.advice], ROW_HEAD, map(_row_cells, operations))
+        text = table.render(title, [self.verdict, *self.advice], ROW_HEAD, map(_row_cells, self._operations))
         pathlib.Path(path).write_text(text, encoding="utf-8")
 
     def __str__(self) -> str:
@@ -266,7 +270,7 @@ _HEAD = ("share", "own", "accumulated", "operation", "inf", "zero", "path", "sou
 # The names of the columns of the page, and what they mean.
 ROW_HEAD = {
     "share": "estimated fraction of the results' error that begins here; with own 0, a selection took other elements",
-    "operation": "primitive; a cast names the primitive that it belongs to",
+    "operation": "primitive; a cast names the primitive that it belongs to; the text adds up the rows of a source line",
     "path": "modules and named scopes",
     "source": "line of the code",
     "own": "error of the operation alone, against float32 with the same operands; l2 norm relative to the array",
