@@ -1,5 +1,6 @@
 """What the documents show runs, and the numbers they quote are those in the files."""
 
+import itertools
 import json
 import re
 import textwrap
@@ -14,7 +15,7 @@ import mixedres
 from experiments import input as input_command
 from experiments import readme
 from experiments.lib import plan
-from mixedres import precision
+from mixedres import data, precision
 from mixedres.config.keys import KEYS
 from tests import ROOT
 from tests.arrays import normal
@@ -165,6 +166,31 @@ def test_batches_of_the_docs(capsys):
     run(ROOT / "docs" / "imagenet.md")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all(line.startswith("(32, 16, 16, 1) uint8 [") for line in lines)
+
+
+@pytest.mark.interop
+def test_torch_source_of_the_docs_is_a_function_of_seed_and_step():
+    """From any first step, and for two hosts; an epoch has every example at most once."""
+    pytest.importorskip("torch")
+    code = re.search(r"```py\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)[1]
+    images, labels = np.full((1437, 8, 8, 1), 128, np.uint8), np.arange(1437, dtype=np.int32)
+    names = {"np": np, "data": data, "images": images, "LABELS": labels, "NoisyDigits": data.DataInfo}
+    exec(compile(code, "example.py", "exec"), names)
+    source = names["TorchDigits"](image_shape=(8, 8, 1), num_classes=1437, train_examples=1437, eval_examples=0)
+
+    def take(count, **options):
+        return list(itertools.islice(source.train_batches(100, **{"seed": 1} | options), count))
+
+    batches = take(16)
+    data.check_batch(batches[0], source, "torch", 100, has_mask=False)
+    assert [len({*np.concatenate([b["label"] for b in part])}) for part in (batches[:14], batches[14:])] == [1400, 200]
+    noise = np.concatenate([b["image"] for b in batches]).astype(float) - 128
+    assert abs(noise.std() - 20) < 0.2 and abs(np.corrcoef(noise[:100].ravel(), noise[100:200].ravel())[0, 1]) < 0.05
+    halves = [take(16, shard=data.Shard(host, 2)) for host in (0, 1)]
+    joined = [{key: np.concatenate([a[key], b[key]]) for key in a} for a, b in zip(*halves, strict=True)]
+    for same in (take(3, first_step=13), joined[13:]):
+        jax.tree.map(np.testing.assert_array_equal, same, batches[13:])
+    assert (take(1, seed=2)[0]["image"] != batches[0]["image"]).any()
 
 
 def test_config_of_the_docs_is_a_config():
