@@ -159,6 +159,20 @@ def shard_map(call, mean, _):
     close(grads.unscaled()["w"], exact()[1])
 
 
+def partition(make, gradient, apply, _):
+    """An overflow in one part leaves it and its scale alone; the other part is trained on."""
+    tx, params = written(make), {"a": PARAMS, "b": {"w": 2 * PARAMS["w"]}}
+    state = tx.init(params)
+    grads_a = gradients(gradient, state=state, params=params)
+    _, grads_b = written(gradient.replace('"a"', '"b"'), state=state, params=params)
+    bad = jax.tree.map(lambda x: x * jnp.inf, grads_b)
+    updates, state = written(apply, tx=tx, state=state, params=params, grads_a=grads_a, grads_b=bad)
+    close(updates["a"]["w"], -RATE * exact()[1])
+    assert not np.any(updates["b"]["w"])
+    scales = [precision.find_state(state.inner_states[part]).loss_scale.loss_scale for part in "ab"]
+    assert scales == [SCALE, SCALE / 2]
+
+
 def selection(code):
     """The code keeps the old statistics of a skipped step."""
     for finite, expected in ((True, 1.0), (False, 2.0)):
@@ -223,6 +237,7 @@ CASES = {
     "TrainState": train_state,
     "optax.MultiSteps": several,
     "jax.shard_map": shard_map,
+    "two losses with a scale each": partition,
     "running statistics": selection,
     "a log of gradients": both(None, norm),
     "a loss that you scaled yourself": scaled_by_hand,

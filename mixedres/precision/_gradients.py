@@ -51,7 +51,10 @@ def find_state(tree: PyTree) -> LossScaledState:
             "optimizer, or what contains it"
         )
     if len(found) > 1:
-        raise ValueError(f"{len(found)} LossScaledStates are in the given {type(tree).__name__}; pass one of them")
+        raise ValueError(
+            f"{len(found)} LossScaledStates are in the given {type(tree).__name__}; pass what contains one of "
+            "them, such as state.inner_states['a'] of optax.partition"
+        )
     nnx: Any = sys.modules.get("flax.nnx")
     state: LossScaledState = found[0] if nnx is None else nnx.as_pure(found[0])
     return state
@@ -123,8 +126,7 @@ def scaled(grads: Params, state: PyTree) -> ScaledGradients:
       state: that loss scale, or what contains the state of `loss_scaled`: see `find_state`.
     """
     loss_scale = state if isinstance(state, LossScale) else find_state(state).loss_scale
-    scale = loss_scale.loss_scale
-    carried: Any = jnp.stack([scale, jnp.float32(1), _LARGE / scale])
+    carried: Any = _carrying(loss_scale.loss_scale)
     # nnx.Optimizer filters gradients by the type of their variables.
     nnx: Any = sys.modules.get("flax.nnx")
     if nnx is not None:
@@ -135,11 +137,26 @@ def scaled(grads: Params, state: PyTree) -> ScaledGradients:
 
 
 def scaled_gradients_in(tree: PyTree) -> ScaledGradients | None:
-    """Returns the scaled gradients that `tree` is, also as the `nnx.State` that `nnx.Optimizer` makes; else None."""
+    """Returns the scaled gradients that `tree` is, or that are all its leaves; else None.
+
+    An `nnx.State` that `nnx.Optimizer` makes of them is one too. Leaves are gradients of several losses, as
+    `optax.partition` takes them; if their scales differ, the scale of all is NaN.
+    """
     nnx: Any = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(tree, nnx.State) and set(tree) == {"tree", "carried_scale"}:
         return ScaledGradients(tree["tree"], tree["carried_scale"])
-    return tree if isinstance(tree, ScaledGradients) else None
+    if isinstance(tree, ScaledGradients):
+        return tree
+    parts, structure = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, ScaledGradients))
+    if not parts or not all(isinstance(part, ScaledGradients) for part in parts):
+        return None
+    scale = parts[0].scale
+    scale = jnp.where(jnp.stack([part.scale == scale for part in parts]).all(), scale, jnp.nan)
+    return ScaledGradients(jax.tree.unflatten(structure, [part.tree for part in parts]), _carrying(scale))
+
+
+def _carrying(scale: jax.Array) -> jax.Array:
+    return jnp.stack([scale, jnp.float32(1), _LARGE / scale])
 
 
 def value_and_grad(

@@ -37,6 +37,9 @@ def loss_scaled(
     the optimizer would differentiate it without the scale. `checked`: the scaled gradients in memory order, used for
     the finite check only (faster on GPUs).
 
+    Gradients of several losses may be one tree, such as {"a": grads_a, "b": grads_b}; `optax.partition` gives each its
+    own `loss_scaled`.
+
     With several devices, average the scaled gradients over them first, so that all devices take the same decision.
 
     Args:

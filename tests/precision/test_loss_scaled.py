@@ -214,6 +214,24 @@ def test_integer_parameters_are_passed_over(bad):
     assert bool(state.grads_finite) != bad
 
 
+def test_gradients_of_several_losses_are_one_tree():
+    """As a dictionary of them, of which `optax.masked` leaves a part out; scales that differ skip the step."""
+    params = {"a": jnp.full(3, 2.0), "b": jnp.full(2, 3.0)}
+    loss_scale = DynamicLossScale(2.0**4)
+    tx = loss_scaled(optax.chain(optax.sgd(0.5), optax.scale(2.0)), loss_scale)
+    parts = {name: scaled(16 * value, loss_scale) for name, value in params.items()}
+    updates, state = tx.update(parts, tx.init(params), params)
+    assert (updates["a"] == -2).all() and (updates["b"] == -3).all() and state.grads_finite
+    masked = optax.masked(tx, {"a": True, "b": False})
+    updates, _ = masked.update(parts, masked.init(params), params)
+    assert (updates["a"] == -2).all() and updates["b"] is parts["b"]
+    parts["b"] = scaled(32 * params["b"], DynamicLossScale(2.0**5))
+    updates, state = tx.update(parts, tx.init(params), params)
+    assert not state.grads_finite and not np.any(updates["a"]) and state.loss_scale.loss_scale == 8
+    with pytest.raises(TypeError, match="carry their loss scale, got dict"):
+        tx.update(parts | {"a": params["a"]}, state, params)
+
+
 def test_typed_keys_in_the_state():
     # Gradient noise has a random key in its state, which must not advance in a skipped step either.
     noisy = optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(0)), optax.sgd(1.0))
