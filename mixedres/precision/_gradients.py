@@ -155,7 +155,7 @@ def scaled_gradients_in(tree: PyTree) -> ScaledGradients | None:
     return ScaledGradients(jax.tree.unflatten(structure, [part.tree for part in parts]), _carrying(scale))
 
 
-def _carrying(scale: jax.Array) -> jax.Array:
+def _carrying(scale: jax.Array | float) -> jax.Array:
     return jnp.stack([scale, jnp.float32(1), _LARGE / scale])
 
 

@@ -155,6 +155,7 @@ def compare(
         tuple(recorder.unfollowed),
         tuple(zeros),
         tuple(infinities),
+        of,
     )
     if not report.is_off or dtype is None:
         return report
