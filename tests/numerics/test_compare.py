@@ -1,5 +1,6 @@
 """`compare` on small functions: its errors against numpy, and the operations and changes that it names."""
 
+import functools
 import re
 
 import jax
@@ -10,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from mixedres import autocast
 from mixedres.numerics import compare, first_nonfinite
+from mixedres.numerics._compare import running
 from mixedres.numerics._compare.exact import evaluate
 from tests.arrays import normal
 from tests.numerics import cases
@@ -283,3 +285,10 @@ def test_gradients_of_healthy_networks_are_fine(name, dtype):
     report = compare(fn, *args, dtype=dtype, of="grad", scale=2.0**10)
     assert report.is_fine and not report.mends, str(report)
     assert first_nonfinite(autocast(fn), *args).hidden == ()
+
+
+def test_long_comparison_is_announced(capsys, monkeypatch):
+    monkeypatch.setattr(running, "_SHORT", 0.2)
+    for count in (9, 10):
+        compare(lambda x, count=count: functools.reduce(jnp.multiply, [0.5] * count, x), F16(1), dtype=None)
+    assert capsys.readouterr().err == "compare: compiling 10 operations takes about 0 s of CPU time\n"
