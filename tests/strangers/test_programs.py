@@ -1,6 +1,9 @@
 """Programs written with other libraries: autocast saves what their own half mode saves, and errs less."""
 
 import importlib.metadata
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +11,7 @@ import pytest
 
 from experiments.lib.strangers import SCALE, ratio
 from mixedres.amp import autocast
+from tests import ROOT
 from tests.strangers import programs
 from tests.strangers.measure import measured
 
@@ -84,6 +88,36 @@ def made_programs(module, monkeypatch, names=None):
 @pytest.mark.parametrize("module", programs.MODULES)
 def test_chosen_programs_of_a_library(module, monkeypatch):
     check(module, monkeypatch, CHOSEN)
+
+
+SOLVER = """
+import jax, jax.numpy as jnp, optax, optimistix
+from mixedres import autocast, precision
+def residuals(y, args):
+    return jnp.tanh(args[1] @ args[0]) @ y - args[2]
+def loss(weights, x, t):
+    solver = optimistix.LevenbergMarquardt(rtol=1e-4, atol=1e-4)
+    return jnp.mean(residuals(optimistix.least_squares(
+        residuals, solver, jnp.zeros(4), (weights, x, t), max_steps=32, throw=False).value, (weights, x, t)) ** 2)
+weights, x, t = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(5, 4), (16, 5), (16,)], 1))
+tx = precision.loss_scaled(optax.sgd(0.1), precision.DynamicLossScale(2.0**30, max_loss_scale=2.0**30))
+state = tx.init(weights)
+_, grads = precision.value_and_grad(autocast(loss))(state, weights, x, t)
+updates, state = tx.update(grads, state, weights)
+print(bool(state.grads_finite), float(state.loss_scale.loss_scale) == 2.0**29, float(abs(updates).max()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_error", ["raise", "nan"])
+def test_overflow_in_a_solver_is_skipped_where_equinox_does_not_raise(on_error):
+    pytest.importorskip("optimistix")
+    environment = os.environ | {"EQX_ON_ERROR": on_error, "JAX_PLATFORMS": "cpu"}
+    run = subprocess.run([sys.executable, "-c", SOLVER], capture_output=True, text=True, env=environment, cwd=ROOT)
+    if on_error == "nan":
+        assert (run.returncode, run.stdout) == (0, "False True 0.0\n"), run.stderr
+    else:
+        assert run.returncode == 1 and "non-finite" in run.stderr
 
 
 @pytest.mark.nightly
