@@ -148,6 +148,14 @@ def test_casts_to_float8_are_compared():
     assert compare(fn, X, W).error < 0.02
 
 
+def test_scales_of_a_format_without_zero_are_equal():
+    def fn(x, w):
+        scale = jnp.ones((1, 16), jnp.bfloat16).astype(jnp.float8_e8m0fnu)
+        return (x @ w) * scale.astype(jnp.float32)
+
+    assert compare(fn, X, W).is_fine
+
+
 @pytest.mark.parametrize("batched", [False, True])
 def test_loop_that_ends_later_in_half_is_named(batched):
     def fixed_point(w, b):

@@ -10,7 +10,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jaxprs import control_flow
-from mixedres._internal.tree import is_half
+from mixedres._internal.tree import at_least_float32, is_half
 from mixedres._internal.types import Array, DType, Equation
 from mixedres.numerics._compare import exact
 from mixedres.numerics._compare.exact import widened
@@ -149,7 +149,7 @@ def _errors(pair: Pair) -> jax.Array:
 
     Elements that are masks in float32, or not finite, are left out.
     """
-    array = _real(widened(pair.array))
+    array = _real(pair.array)
     wide, own = (None if x is None else _real(x) for x in (pair.exact, pair.own))
     regular = _is_regular(array if wide is None else wide)
     found = [jnp.float32(0)] * 5
@@ -169,7 +169,10 @@ def _is_regular(array: jax.Array) -> jax.Array:
 
 
 def _real(array: jax.Array) -> jax.Array:
-    return jnp.stack([array.real, array.imag]) if jnp.issubdtype(array.dtype, jnp.complexfloating) else array
+    """Returns real numbers of at least float32: a difference in float8 would round, or be NaN where there is no 0."""
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        return jnp.stack([array.real, array.imag])
+    return array.astype(at_least_float32(array.dtype))
 
 
 def _squares(array: jax.Array) -> jax.Array:
