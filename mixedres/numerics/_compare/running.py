@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import math
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from mixedres import amp
 from mixedres._internal import jax_compat
+from mixedres._internal.cli import console
 from mixedres._internal.tree import HALF, is_half, is_inexact
 from mixedres._internal.types import Array, DType, Function, PyTree
 from mixedres.numerics._compare.analysis import Analysis
@@ -171,9 +171,9 @@ def compare(
 
 
 def _announce(operations: int) -> None:
-    """Prints how long a large comparison takes, nearly all of it in XLA's compiler."""
+    """Says how long a large comparison takes, nearly all of it in XLA's compiler."""
     if (seconds := operations * _SECONDS_OF_AN_OPERATION) >= _SHORT:
-        print(f"compare: compiling {operations:,} operations takes about {seconds:.0f} s of CPU time", file=sys.stderr)
+        console.complain(f"compare: compiling {operations:,} operations takes about {seconds:.0f} s of CPU time")
 
 
 def _is_array(leaf: Any) -> bool:
