@@ -148,6 +148,7 @@ def load(
     class_names: Sequence[str] | None = None,
     image_size: int | None = None,
     preprocessing: str | None = None,
+    version: str | None = None,
 ) -> Run:
     """Opens a run, or weights of other libraries.
 
@@ -160,6 +161,7 @@ def load(
       class_names: names of the classes; None: as recorded.
       image_size: height and width of the network's input; None: as recorded.
       preprocessing: how images become squares; None: as recorded.
+      version: '1' or '1.5', of a ResNet whose weights do not tell it; None: 1.5.
 
     Raises:
       ConfigError: if there is no such run or file, or if it cannot be read.
@@ -168,7 +170,12 @@ def load(
         place = expanded(str(path))
     try:
         classifier = networks.open_classifier(
-            place, preset=precision, class_names=class_names, image_size=image_size, preprocessing=preprocessing
+            place,
+            preset=precision,
+            class_names=class_names,
+            image_size=image_size,
+            preprocessing=preprocessing,
+            version=version,
         )
     except WeightsError as error:
         raise ConfigError(str(error)) from None

@@ -192,9 +192,14 @@ def describe_weights(file: WeightsFile) -> str:
     return f"{name} {head}, layout {file.layout}"
 
 
+def lacks_version(file: WeightsFile) -> bool:
+    """Returns whether weights are of a ResNet of version 1 or 1.5, and do not tell which."""
+    return not file.version and file.architecture is not None and file.architecture.bottleneck
+
+
 def note_of_version(file: WeightsFile, model: models.Network) -> str:
     """Returns a note about the version that a network was given, if its weights do not tell version 1 from 1.5."""
-    resnet = file.architecture
-    if not isinstance(model, models.ResNet) or not resnet or not resnet.bottleneck or file.version:
+    if not isinstance(model, models.ResNet) or not lacks_version(file):
         return ""
-    return f"the weights do not tell version 1 from 1.5; taking {model.version} (a run sets config.model.version)"
+    option = "--config.model.version of a run, --model_version of predict"
+    return f"the weights do not tell version 1 from 1.5; taking {model.version} ({option})"

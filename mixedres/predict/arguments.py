@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--labels", help="file of class names: one a line, or a JSON list")
     parser.add_argument("--image_size", type=int, help="height and width of the network's input")
     parser.add_argument("--preprocessing", choices=PREPROCESSINGS, help="how images become squares")
+    parser.add_argument("--model_version", choices=("1", "1.5"), help="of a ResNet whose weights do not tell it")
 
 
 def find_images(argument: str) -> list[str]:

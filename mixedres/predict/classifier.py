@@ -86,6 +86,7 @@ def read_classifier(options: argparse.Namespace) -> Classifier:
             class_names=names,
             image_size=options.image_size,
             preprocessing=options.preprocessing,
+            version=options.model_version,
         )
     classifier.check_takes_files(options.source)
     return classifier
@@ -98,6 +99,7 @@ def open_classifier(
     class_names: Sequence[str] | None = None,
     image_size: int | None = None,
     preprocessing: str | None = None,
+    version: str | None = None,
 ) -> Classifier:
     """Reads the network of a run or of a file of weights.
 
@@ -107,6 +109,7 @@ def open_classifier(
       class_names: names of all classes; None: as recorded.
       image_size: height and width of the network's input; None: as recorded.
       preprocessing: how images become squares; None: as recorded.
+      version: '1' or '1.5', of a ResNet whose weights do not tell it; None: 1.5.
 
     Raises:
       WeightsError: if there is no such network.
@@ -114,6 +117,11 @@ def open_classifier(
     """
     check_devices()
     file = checkpoints.read_weights(path)
+    if version is not None:
+        if version not in ("1", "1.5") or not checkpoints.lacks_version(file):
+            only = "for weights that do not tell 1 from 1.5"
+            raise ConfigError(f"version {version!r} is {only}; leave it out for {path}")
+        file = dataclasses.replace(file, version=version)
     variables = checkpoints.variables(file)
     try:
         chosen = _precision(file, preset)

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 
 import h5py
 import jax
@@ -64,9 +65,27 @@ def test_blocks_of_no_network_are_named(tmp_path):
     assert made.message(checkpoints.variables, checkpoints.read_weights(tmp_path / "w.safetensors")) == line
     checkpoints.write_weights(tmp_path / "whole.safetensors", tensors)
     classifier = predict.open_classifier(tmp_path / "whole.safetensors")
-    assert classifier.name == "resnet26" and classifier.notes[-1].endswith(
-        "1.5; taking 1.5 (a run sets config.model.version)"
-    )
+    note = "1.5; taking 1.5 (--config.model.version of a run, --model_version of predict)"
+    assert classifier.name == "resnet26" and classifier.notes[-1].endswith(note)
+
+
+def test_version_that_weights_do_not_tell_is_given(tmp_path):
+    """Versions 1 and 1.5 stride in other convolutions, so the same weights answer otherwise."""
+    path = tmp_path / "w.safetensors"
+    tensors = checkpoints.to_tensors(network("resnet26"), "torchvision")
+    sizes = {"var": np.ones_like, "weight": lambda x: x / np.sqrt(max(1, x[0].size))}
+    tensors = {name: sizes.get(re.split(r"[._]", name)[-1], np.asarray)(x) for name, x in tensors.items()}
+    checkpoints.write_weights(path, tensors)
+    found = {version: predict.open_classifier(path, version=version) for version in ("1", "1.5", None)}
+    images = np.random.default_rng(0).random((2, 64, 64, 3), np.float32)
+    ours = {version: c.model.apply(c.variables, images, train=False) for version, c in found.items()}
+    assert np.abs(ours["1"] - ours["1.5"]).max() > 1e-3 and (ours[None] == ours["1.5"]).all()
+    assert found["1"].model.version == "1" and not any("tell" in note for note in found["1"].notes)
+    for given in ("1", "1.5", "2"):
+        basic = tmp_path / "basic.safetensors"
+        checkpoints.write_weights(basic, checkpoints.to_tensors(network("resnet18"), "torchvision"))
+        line = made.message(predict.open_classifier, basic if given != "2" else path, version=given)
+        assert line.startswith(f"version '{given}' is for weights that do not tell 1 from 1.5; leave it out for ")
 
 
 def test_tensors_that_do_not_fit_are_listed():

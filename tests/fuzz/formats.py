@@ -101,7 +101,7 @@ def read_records(place):
 
 def classify(path):
     """Makes the classifier as `mixedres.predict` does, and prints the classes."""
-    options = dict.fromkeys(("labels", "precision", "image_size", "preprocessing"))
+    options = dict.fromkeys(("labels", "precision", "image_size", "preprocessing", "model_version"))
     chosen = read_classifier(argparse.Namespace(source=str(path), **options))
     for text in (*chosen.notes, *chosen.class_names):
         console.say(f"note: {text}")

@@ -99,7 +99,7 @@ def test_version_that_names_do_not_tell_is_noted(of_bottlenecks):
     for version in ("1", "1.5"):
         file("torchvision")
         note = start.load_weights("there", {}, model.clone(version=version)).note
-        assert note.endswith(f"; taking {version} (a run sets config.model.version)")
+        assert note.endswith(f"; taking {version} (--config.model.version of a run, --model_version of predict)")
         file("torchvision", version=version)
         assert "version" not in start.load_weights("there", {}, model.clone(version=version)).note
 
