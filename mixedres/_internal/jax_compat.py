@@ -14,6 +14,7 @@ from jax._src import source_info_util
 from jax._src.distributed import global_state as global_state
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal  # type: ignore[attr-defined]
 from jax.interpreters import ad
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from mixedres._internal.types import Aval, Equation
 
@@ -162,6 +163,24 @@ def mesh_of(array: Any) -> contextlib.AbstractContextManager[Any]:
     mesh = jax.typeof(array).sharding.mesh
     same = mesh.empty or mesh == jax.sharding.get_abstract_mesh()
     return contextlib.nullcontext() if same else jax.sharding.use_abstract_mesh(mesh)
+
+
+def replicated(fn: Callable[..., Any], *args: Any) -> Any:
+    """Returns `fn(*args)` with replicated results; `args` are pytrees of arrays, which may have explicit sharding.
+
+    With explicit sharding every reshape, stack and sum in `fn` would have to state the sharding of its result.
+    """
+    meshes = (jax.typeof(x).sharding.mesh for x in jax.tree.leaves(args))
+    mesh = next((mesh for mesh in meshes if not mesh.empty), None)
+    here = jax.sharding.get_abstract_mesh()
+    if mesh is None or (mesh == here and AxisType.Explicit not in mesh.axis_types):
+        return fn(*args)
+    with jax.sharding.use_abstract_mesh(mesh):
+        if AxisType.Explicit in mesh.axis_types:
+            return jax.sharding.auto_axes(fn, out_sharding=PartitionSpec())(*args)
+        result = fn(*args)
+    # Inside `auto_axes`, whose equations are evaluated one by one, the arrays have another mesh than the context.
+    return result if here.empty else jax.sharding.reshard(result, NamedSharding(here, PartitionSpec()))
 
 
 def source_line(eqn: Equation) -> str:

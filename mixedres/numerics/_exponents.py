@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
+
+from mixedres._internal import jax_compat
 
 # Bins of a histogram: 0 for magnitudes below 2**-126 (zeros, and what XLA may flush to zero), 1 to 254 for exponents
 # from -126 to 127, then infinities and NaNs.
@@ -47,13 +47,8 @@ def exponents(x: jax.Array, impl: Impl = "auto") -> jax.Array:
     """
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"exponents are of floating-point arrays, got {x.dtype}")
-    mesh = jax.typeof(x).sharding.mesh
-    if AxisType.Explicit in mesh.axis_types:
-        # With explicit sharding every sum must state the sharding of its result: replicated.
-        with jax.sharding.use_abstract_mesh(mesh):
-            counts: jax.Array = jax.sharding.auto_axes(partial(_exponents, impl=impl), out_sharding=P())(x)
-        return counts
-    return _exponents(x, impl)
+    counts: jax.Array = jax_compat.replicated(partial(_exponents, impl=impl), x)
+    return counts
 
 
 def _exponents(x: jax.Array, impl: Impl) -> jax.Array:

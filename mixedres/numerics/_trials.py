@@ -51,8 +51,8 @@ def tried(
     def error(scale: Array, floats: dict[str, Any], exact: dict[str, Any], *batch: Batch) -> jax.Array:
         grads = jax.grad(lambda floats: half(floats, *batch).astype(jnp.float32) * scale)(floats)
         pairs = [(grads[name].astype(jnp.float32) / scale, exact[name].astype(jnp.float32)) for name in exact]
-        sums = [sum(jnp.vdot(x, x) for x in column) for column in zip(*((a - b, b) for a, b in pairs), strict=True)]
-        return jnp.sqrt(sums[0] / sums[1])
+        squares = [(jnp.square(a - b).sum(), jnp.square(b).sum()) for a, b in pairs]
+        return jnp.sqrt(sum(off for off, _ in squares) / sum(whole for _, whole in squares))
 
     arguments = (floats, exact, *batch)
     try:

@@ -9,6 +9,8 @@ import numpy as np
 import optax
 import pytest
 from jax.experimental import pallas as pl
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from mixedres import autocast, explain, numerics, precision
 from mixedres.amp import PrecisionWarning
@@ -126,6 +128,10 @@ def plain():
     return {name: tool(loss) for name, tool in TOOLS.items()}
 
 
+def about(value):
+    return pytest.approx(value, rel=0.05) if isinstance(value, float) else value
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_tools_return_the_same_under_every_setting(setting, plain):
     skipped = {"debug_nans": ("found",), "debug_infs": ("found",)}.get(setting, ())  # where JAX itself stops
@@ -137,7 +143,22 @@ def test_tools_return_the_same_under_every_setting(setting, plain):
             found = tool(loss)
         if setting == "products in float32" and name in ("explain", "compare"):
             continue
-        assert found == (pytest.approx(plain[name], rel=0.05) if isinstance(found, float) else plain[name]), name
+        assert found == about(plain[name]), name
+
+
+def test_tools_return_the_same_with_explicit_sharding(plain, monkeypatch):
+    """The axes of `jax.make_mesh` are explicit unless one asks for others; `auto_axes` has others inside."""
+
+    def split(params, x):
+        h = jax.sharding.auto_axes(jnp.tanh, out_sharding=P("data", "model"))(x @ params["w"])
+        return jnp.square(jax.sharding.reshard(h, P("data")) @ params["v"]).mean()
+
+    with jax.set_mesh(jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)):
+        shardings = {"w": P(None, "model"), "v": P()}
+        monkeypatch.setitem(globals(), "PARAMS", jax.tree.map(jax.device_put, PARAMS, shardings))
+        monkeypatch.setitem(globals(), "X", jax.device_put(X, P("data")))
+        found = {name: tool(split) for name, tool in TOOLS.items() if name != "explain"}
+    assert found == {name: about(plain[name]) for name in found}
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ def widened(array: Array) -> Any:
     if not is_half(array):
         return array
     if isinstance(array, jax.Array):
-        return lax.convert_element_type(array, jnp.float32)
+        with jax_compat.mesh_of(array):
+            return lax.convert_element_type(array, jnp.float32)
     return np.asarray(array, np.float32)
 
 

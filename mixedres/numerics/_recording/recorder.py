@@ -140,7 +140,8 @@ class Recorder:
 
     def _collected(self, tape: Tape) -> Numbers:
         """Returns float32 (tensors, k) for the frame of a tape and the frames inside, by path."""
-        own = {tape.frame.path: self.collect(tape.numbers)} if tape.numbers else {}
+        numbers = [jax_compat.replicated(lambda x: x, number) for number in tape.numbers]
+        own = {tape.frame.path: self.collect(numbers)} if numbers else {}
         return own | tape.inner
 
     def _measured(self, tape: Tape, array: Array, links: Links, **about: Any) -> Value:
@@ -151,7 +152,7 @@ class Recorder:
         if is_reference or not jnp.issubdtype(dtype, jnp.inexact):
             return Value(kept)
         tensor = Tensor(tape.frame, len(tape.numbers), dtype=dtype, shape=jnp.shape(first), links=links, **about)
-        tape.numbers.append(self.measure(array))
+        tape.numbers.append(jax_compat.replicated(self.measure, array))
         tape.frame.tensors.append(tensor)
         return Value(kept, tensor)
 
