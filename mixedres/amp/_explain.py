@@ -229,6 +229,8 @@ def _default_reason(node: Node, dtype: np.dtype | None) -> str:
         return f"already {dtype}: unchanged"
     if node.primitive in SPARSE_PRODUCTS:
         return "a product of a sparse matrix: float32"
+    if node.category == "allow":
+        return "its operands are not float32: unchanged"
     if node.category == "unlisted":
         if node.primitive == "custom_vjp_call":
             return "a custom derivative rule without products: unchanged"
