@@ -55,7 +55,7 @@ def examine(
 
     Raises:
       ValueError: for a scale that is not a power of two, parameters without floating-point numbers, a loss that is not
-        a float scalar, a `select` that matches no name, and a tap that was never executed.
+        a float scalar, and a `select` that matches no name.
     """
     log2_scale = log2_of_scale(scale)
     arrays, floats = _arrays_by_name(params)
@@ -89,8 +89,11 @@ def examine(
             "a tap is inside a function with a custom derivative (jax.custom_vjp or custom_jvp), or in a transform "
             "that stores its values; tap the arguments and results of that function instead"
         ) from None
-    notes = _notes(found, dtypes, [name for name in dtypes if name not in seen.taps.names])
-    report = Report(seen.rows(floats), log2_scale, title, tuple(notes))
+    rows = seen.rows(floats)
+    counted_taps = {row.name for row in rows if row.kind == "activation"}
+    never = [name for name in seen.taps.names if name not in counted_taps]
+    notes = _notes(found, dtypes, [name for name in dtypes if name not in seen.taps.names], never)
+    report = Report(rows, log2_scale, title, tuple(notes))
     if not tries or report.dtype != "float16":
         return report
 
@@ -113,10 +116,7 @@ class TensorCounts:
     parameters: dict[str, jax.Array]
 
     def rows(self, params: Mapping[str, Any]) -> tuple[TensorRow, ...]:
-        """Returns the rows of a report in the order of execution; `params` maps names to arrays or shapes.
-
-        Raises ValueError for a tap that was never executed.
-        """
+        """Returns the rows of a report in the order of execution; `params` maps names to arrays or shapes."""
         rows, modules = [], list(dict.fromkeys(map(_module, self.taps.names)))
         for name, tapped in _taps.read(self.taps).items():
             about = (name, _module(name), np.dtype(tapped.dtype), ())
@@ -171,10 +171,15 @@ def _module(name: str) -> str:
     return name.partition("[")[0] or name
 
 
-def _notes(found: dict[str, Any], dtypes: dict[str, Any], unused: list[str]) -> list[str]:
+def _notes(found: dict[str, Any], dtypes: dict[str, Any], unused: list[str], never: list[str]) -> list[str]:
     notes = []
     if unused:
         notes.append(f"not examined, because the loss does not depend on them: {listed(unused, 3)}")
+    if never:
+        notes.append(
+            "not examined, because they were never executed, or only inside a derivative that the function computes "
+            f"itself: {listed(never, 3)}"
+        )
     if not found:
         notes.append(
             "no tap was executed, so activations and their gradients were not examined; call numerics.tap(x, name) in "

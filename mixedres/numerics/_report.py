@@ -15,7 +15,7 @@ from mixedres._internal.files import without_nan
 from mixedres.numerics import _text
 from mixedres.numerics._exponents import SMALLEST, SMALLEST_NORMAL, TOP
 from mixedres.numerics._page import rendering
-from mixedres.numerics._rows import FLUSHING, LEVELS, LOST, TensorRow, format_power
+from mixedres.numerics._rows import FLUSHING, LEVELS, LOST, MOST_ERROR, TensorRow, format_power
 
 # Recommended loss scales end at 2**24, like the dynamic one (`mixedres.precision`), and include scales below 1.
 LOG2_SCALES = range(-24, 25)
@@ -218,7 +218,7 @@ class Report:
 
     @property
     def advice(self) -> str:
-        """Returns the recommendation and its reason, in two sentences."""
+        """Returns the recommendation and its reason, in two or three sentences."""
         sick = [row for row in self.rows if not row.is_finite]
         if sick:
             return (
@@ -240,7 +240,12 @@ class Report:
     def _gradient_sentence(self) -> str:
         """Returns the sentence about the loss scales that fit the gradients that become float16."""
         if self.trials:
-            return f"Tried: the gradient is {', '.join(map(str, self.trials))}."
+            sentence = f"Tried: the gradient is {', '.join(map(str, self.trials))}."
+            if min(trial.error for trial in self.trials) <= MOST_ERROR["grad"]:
+                return sentence
+            # Near a minimum the gradient is a small difference, which roundings change by any factor.
+            call = f"mixedres.numerics.compare(..., of='grad', scale=2.0**{self.recommended_log2_scale})"
+            return f"{sentence} That is much, unless the training has converged: find where with {call}."
         kind = "gradient" if any(row.kind == "gradient" for row in self.scaled) else "weight gradient"
         enough, safe, first = self.half_limits
         other, others = (" other", " others") if self.keep_float32 else ("", "")

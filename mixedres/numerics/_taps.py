@@ -198,17 +198,14 @@ def tapped_value_and_grad(
 def read(statistics: TapStatistics) -> dict[str, Tapped]:
     """Converts the statistics of `tapped_value_and_grad`, or sums of them, to {name: `Tapped`} on the host.
 
-    Raises ValueError for a tap that was never executed, for example in a branch that was not taken.
+    Leaves out taps that were never executed, for example in a branch that was not taken, or only inside a derivative
+    that the function computes itself.
     """
     read = {}
     for name, dtype, parts in zip(statistics.names, statistics.dtypes, jax.device_get(statistics.counts), strict=True):
         counts = np.asarray(parts).astype(np.uint64)
         counts = counts[:, 0] + (counts[:, 1] << np.uint64(_LOW_BITS))
         executions = int(counts[0, -1])
-        if not executions:
-            raise ValueError(
-                f"tap {name!r} was never executed, or only inside a derivative that the function computes itself; "
-                "exclude it with select"
-            )
-        read[name] = Tapped(dtype, Exponents(counts[0, :-1]), Exponents(counts[1, :-1]), executions)
+        if executions:
+            read[name] = Tapped(dtype, Exponents(counts[0, :-1]), Exponents(counts[1, :-1]), executions)
     return read

@@ -112,6 +112,19 @@ def test_shared_and_lifted_modules_and_trees():
     assert {row.module for row in report.rows if row.name.startswith("layers")} == {"layers", "layers/dense"}
 
 
+def test_network_inside_a_derivative_is_examined_without_its_activations():
+    """Forces: a loss of the gradient of an energy."""
+    model = nn.Dense(3)
+    params = model.init(jax.random.key(0), X)["params"]
+
+    def energy(params, x):
+        return jnp.tanh(model.apply({"params": params}, x)).sum()
+
+    report = examine(lambda params, x: jnp.square(jax.grad(energy, 1)(params, x)).mean(), params, X)
+    assert {row.kind for row in report.rows} == {"parameter", "weight gradient"} and report.trials[0].error < 0.01
+    assert report.notes[0].startswith("not examined, because they were never executed, or only inside a derivative")
+
+
 def test_scales_against_a_search_over_all_of_them():
     _, report = cases.examined("tiny factors, huge logits")
     gradients = [row.exponents for row in report.scaled if row.exponents.top is not None]
@@ -290,3 +303,13 @@ def test_scale_in_use_is_tried():
     check_trials(report, loss, params, batch)
     assert report.trials[0].log2_scale == 2 and report.trials[0].error > 0.05
     assert error_of_half(loss, params, batch, report.recommended_log2_scale) < 1e-3
+
+
+def test_gradient_that_is_wrong_at_every_scale_is_named():
+    """A regression that has converged: the residuals are below the rounding of the predictions."""
+    x, w = normal(0, (64, 8)), normal(1, (8, 4))
+    targets = x @ w + 1e-5 * normal(2, (64, 4))
+    report = examine(lambda params, x: jnp.square(x @ params["w"] - targets).mean(), {"w": w}, x)
+    assert min(trial.error for trial in report.trials) > 0.1
+    call = f"numerics.compare(..., of='grad', scale=2.0**{report.recommended_log2_scale})."
+    assert report.advice.endswith(f"That is much, unless the training has converged: find where with mixedres.{call}")

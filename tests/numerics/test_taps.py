@@ -166,10 +166,7 @@ def test_function_without_taps_reports_nothing():
         return jax.lax.cond(which, lambda x: _taps.tap(x, "yes"), lambda x: _taps.tap(2 * x, "no"), x).sum()
 
     statistics = jax.jit(_taps.tapped_value_and_grad(branches))(X, True)[2]
-    with pytest.raises(ValueError, match="tap 'no' was never executed"):
-        _taps.read(statistics)
-    taken = jax.jit(_taps.tapped_value_and_grad(branches, select=["yes"]))(X, True)[2]
-    assert _taps.read(taken)["yes"].executions == 1
+    assert {name: tapped.executions for name, tapped in _taps.read(statistics).items()} == {"yes": 1}
 
 
 def test_arguments_are_differentiated_as_by_jax():

@@ -15,10 +15,8 @@ from mixedres._internal.errors import listed
 from mixedres._internal.pages import table
 from mixedres.numerics._compare.analysis import JUMP, Loop, OperationRow
 from mixedres.numerics._compare.recorder import rounding
+from mixedres.numerics._rows import MOST_ERROR
 
-# A result that is off by more is not fine, in any dtype. Gradients of healthy networks are off by up to 9 % in
-# bfloat16, with casts by hand too: rounding flips comparisons, and derivatives such as relu's jump there.
-MOST_ERROR = {"value": 0.02, "grad": 0.1}
 # The roundings of n operations explain an error of this many roundings times the root of n.
 SLACK = 3.0
 _SHOWN = 15
@@ -182,15 +180,15 @@ class ErrorReport:
         worst = max(self.errors, key=lambda name: self.errors[name], default="")
         off = "not finite" if math.isinf(self.error) else f"off by {self.error:.2g}"
         result = f"the result{f' {worst}' * bool(worst)} is {off}"
-        many = f"{self.roundings:,} rounding{'s' * (self.roundings > 1)}"
+        many = "1 rounding explains" if self.roundings == 1 else f"{self.roundings:,} roundings explain"
         if not self.is_off:
             begin = f"{self.dtype} is fine here" if self.is_fine else f"No verdict on {self.dtype}"
-            return f"{begin}: {result}, and {many} explain up to {self.explained:.2g}."
+            return f"{begin}: {result}, and {many} up to {self.explained:.2g}."
         limit, most = "", MOST_ERROR[self.of]
         if self.error > most and math.isfinite(self.error):
             limit = f", more than {most:.0%}"
         elif most >= self.error > self.explained:
-            limit = f", and {many} explain up to {self.explained:.2g}"
+            limit = f", and {many} up to {self.explained:.2g}"
         sentences = [f"{self.dtype} is not fine here: {result}{limit}."]
         for array, by in self.hidden[:3]:
             sentences.append(f"Infinities of {array} are hidden by {by}.")
