@@ -217,7 +217,7 @@ KEYS = (
     Key("batch_norm.unbiased", bool, True, "unbiased running variance, as in PyTorch and TensorFlow"),
     Key("batch_norm.frozen", bool, False, "normalize by the running averages in training too, without updating them"),
     Key("batch_norm.sync", bool, False, "batch statistics over all devices instead of per device"),
-    Key("data.name", str, "synthetic", "digits, synthetic, cifar10, imagenet2012, folder, tfds:NAME"),
+    Key("data.name", str, "synthetic", "digits, synthetic, cifar10, idx, imagenet2012, folder, tfds:NAME"),
     *_data_keys(),
     Key("optimizer.name", str, "sgd", "sgd, lars, adamw or muon", one_of(*OPTIMIZERS)),
     Key("optimizer.learning_rate", float, 0.1, "peak rate, for lr_reference_batch images per step", POSITIVE),

@@ -70,6 +70,7 @@ class Options:
     synthetic_normalization: str | None = _option(
         str, None, "raw, per_image or a preprocessing; not set: data.preprocessing", one_of(*NORMALIZATIONS)
     )
+    rgb: bool = _option(bool, False, "repeat gray images of idx to three channels")
     pad: int = _option(int, 0, "padding in pixels before a random crop, for data in memory", NOT_NEGATIVE)
     flip: bool = _option(bool, False, "random left-right flip")
     augment: str = _option(str, "none", "trivial: one random operation of TrivialAugment", one_of(*AUGMENTATIONS))
@@ -152,6 +153,13 @@ def _cifar10(options: Options) -> Source:
     from mixedres.data.datasets.cifar10 import load_cifar10
 
     return load_cifar10(options.dir, **options.in_memory)
+
+
+def _idx(options: Options) -> Source:
+    from mixedres.data.datasets.idx import load_idx
+
+    splits = (options.train_split, options.eval_split)
+    return load_idx(options.dir, *splits, num_classes=options.num_classes, rgb=options.rgb, **options.in_memory)
 
 
 def _synthetic(options: Options) -> Source:
@@ -248,6 +256,7 @@ SOURCES: dict[str, Callable[[Options], Source]] = {
     "digits": _digits,
     "synthetic": _synthetic,
     "cifar10": _cifar10,
+    "idx": _idx,
     "imagenet2012": functools.partial(_stored, "imagenet2012"),
     "folder": functools.partial(_stored, "folder"),
 }

@@ -15,7 +15,7 @@ from mixedres.config.keys import FREE, KEYS, duration_in_steps
 from tests import GOLDEN, ROOT
 
 RECIPES = ("imagenet,recipe=estimator", "imagenet,recipe=lars", "imagenet,recipe=cosine")
-EXPERIMENTS = ("digits", "cifar10", "imagenet", *RECIPES, "folder", "finetune", "tfds")
+EXPERIMENTS = ("digits", "cifar10", "fashion_mnist", "imagenet", *RECIPES, "folder", "finetune", "tfds")
 # Those of TensorFlow, which scaled by 128 in float16.
 STATIC_SCALE = ("cifar10", "imagenet", "imagenet,recipe=estimator", "imagenet,recipe=lars")
 
