@@ -191,6 +191,7 @@ def fit(
     workdir: str | os.PathLike[str] | None = None,
     source: data.Source | None = None,
     clean: bool = False,
+    on_evaluation: train.OnEvaluation | None = None,
 ) -> Run:
     """Trains as ``python -m mixedres.main`` does, and returns the finished run; a run that was stopped goes on.
 
@@ -203,6 +204,7 @@ def fit(
       source: a data set of your own, an object with the attributes and methods of `mixedres.data.Source`. The config
         records the name of its class as `data.name`.
       clean: remove a run in the workdir first.
+      on_evaluation: called after each evaluation; ends the run by a true result. See `mixedres.train.fit`.
 
     Raises:
       ConfigError: for a mistake in the config, the workdir or the data; nothing has been written then.
@@ -213,11 +215,11 @@ def fit(
     stem = pathlib.Path(name or (chosen.data.name if source is None else type(source).__name__)).stem
     directory = expanded(f"runs/{stem}-{chosen.precision.name}" if workdir is None else str(workdir)).absolute()
     plan = train.plan(chosen, directory, source=source, clean=clean)
-    train_alone(plan)
+    train_alone(plan, on_evaluation)
     return dataclasses.replace(load(directory), config=plan.config, source=source)
 
 
-def train_alone(plan: train.Plan) -> Record:
+def train_alone(plan: train.Plan, on_evaluation: train.OnEvaluation | None = None) -> Record:
     """Trains in one process, or finds the run finished without a start of the trainer; returns the summary.
 
     Args and errors: as for `mixedres.train.fit`.
@@ -225,7 +227,7 @@ def train_alone(plan: train.Plan) -> Record:
     if plan.finished is not None:
         return plan.say_finished()
     assert plan.directory is not None
-    return train.fit(plan, on_results=errors_page(plan.directory))
+    return train.fit(plan, on_results=errors_page(plan.directory), on_evaluation=on_evaluation)
 
 
 def errors_page(directory: pathlib.Path) -> train.OnResults:

@@ -173,6 +173,32 @@ def test_network_of_the_weights_is_taken(stripes, tmp_path):
         train.plan(gone, tmp_path)
 
 
+def test_function_ends_a_run(tmp_path, monkeypatch, capsys):
+    """It sees each evaluation, and the newest again where a run goes on."""
+    run_cases.shrink(monkeypatch)
+    seen = []
+
+    def end_at_4(evaluation):
+        seen.append(evaluation)
+        return evaluation["step"] >= 4
+
+    given = {"workdir": tmp_path / "run", "on_evaluation": end_at_4}
+    run = mixedres.fit(tiny(steps=10, eval_every="2 steps"), **given)
+    assert [one["step"] for one in seen] == [2, 4] and seen[1]["epoch"] == 1
+    assert seen[1].items() >= {key: run.summary["eval"][key] for key in ("top1", "top5", "loss", "examples")}.items()
+    assert (run.summary["train"]["steps"], run.summary["train"]["stopped_by"]) == (4, "on_evaluation")
+    assert (
+        run.summary["classes"]["macro_f1"] <= 1 and sum(row["images"] for row in run.summary["classes"]["rows"]) == 16
+    )
+    assert "stopped by on_evaluation after 1 of 2.5 epochs: test top-1" in capsys.readouterr().out
+    mixedres.fit(run.config, **given)
+    assert len(seen) == 2 and "it was stopped by on_evaluation; --clean starts over" in capsys.readouterr().out
+    mixedres.fit(tiny(steps=12, eval_every="2 steps"), **given)  # longer, but ended again
+    assert [one["step"] for one in seen] == [2, 4, 4] and seen[2] == seen[1]
+    longer = mixedres.fit(tiny(steps=14, eval_every="2 steps"), workdir=tmp_path / "run")
+    assert longer.summary["train"]["steps"] == 14 and longer.summary["train"]["stopped_by"] is None
+
+
 def test_patience_ends_a_run_that_gets_no_better(tmp_path, monkeypatch, capsys):
     """A rate of 1e-9 changes nothing, so the first evaluation stays the best."""
     run_cases.shrink(monkeypatch)

@@ -8,7 +8,7 @@ from mixedres.data.catalog import NAMES, PREFIX, SOURCES, Options, load
 from mixedres.data.examples import Dataset, Example, Examples
 from mixedres.data.input_spec import InputSpec
 from mixedres.data.prefetch import GaveUp, Prefetch
-from mixedres.data.results import ImageResults, ResultCollector
+from mixedres.data.results import ClassScores, ImageResults, ResultCollector, class_scores, macro_f1
 from mixedres.data.source_checks import check_batch, check_labels, check_scale, check_source, endless
 from mixedres.data.sources import Batch, DataInfo, InMemory, Shard, Source, Synthetic, identity
 
@@ -26,6 +26,7 @@ __all__ = [
     "PREFIX",
     "SOURCES",
     "Batch",
+    "ClassScores",
     "DataError",
     "DataInfo",
     "Dataset",
@@ -47,12 +48,14 @@ __all__ = [
     "check_labels",
     "check_scale",
     "check_source",
+    "class_scores",
     "endless",
     "geometry",
     "get_preprocessing",
     "identity",
     "images_below",
     "load",
+    "macro_f1",
     "scan",
     "uri_of_photograph",
     "uri_of_pixels",

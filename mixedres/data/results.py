@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,33 @@ class ImageResults:
     top: np.ndarray
     probability: np.ndarray
     images: dict[int, np.ndarray]
+
+
+class ClassScores(NamedTuple):
+    """Scores of a class; 0 where nothing is divided by nothing."""
+
+    images: int
+    recall: float
+    precision: float
+    f1: float
+
+
+def class_scores(results: ImageResults) -> dict[int, ClassScores]:
+    """Returns the scores of the classes that have images or predictions, in order, as scikit-learn defines them."""
+    right = results.label[results.label == results.predicted]
+    most = int(max(results.label.max(), results.predicted.max())) + 1
+    counts = [np.bincount(values, minlength=most).tolist() for values in (results.label, results.predicted, right)]
+    scores = {}
+    for label, (images, predictions, hits) in enumerate(zip(*counts, strict=True)):
+        if images or predictions:
+            recall, precision = hits / max(1, images), hits / max(1, predictions)
+            scores[label] = ClassScores(images, recall, precision, 2 * hits / (images + predictions))
+    return scores
+
+
+def macro_f1(scores: Mapping[int, ClassScores]) -> float:
+    """Returns the mean F1 of the classes."""
+    return sum(score.f1 for score in scores.values()) / len(scores)
 
 
 class ResultCollector:

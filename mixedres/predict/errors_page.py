@@ -1,16 +1,16 @@
-"""The page of an evaluation: confusions, accuracy of each class, and the worst errors."""
+"""The page of an evaluation: confusions, recall and precision of each class, and the worst errors."""
 
 import collections
 import os
 import pathlib
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from mixedres._internal.errors import reason
 from mixedres._internal.pages import escaped
-from mixedres.data import ImageResults, Source
+from mixedres.data import ClassScores, ImageResults, Source, class_scores, macro_f1
 from mixedres.predict.gallery import Gallery, Tile, short_name
 
 # Classes of a confusion matrix, and pairs of classes that take its place if there are more.
@@ -46,9 +46,10 @@ def write_errors(path: pathlib.Path, results: ImageResults, source: Source, titl
         f"{answers:,} of {total:,} are predicted as {names[answer]}, the most frequent prediction",
         _described(wrong, len(results.images)),
     ]
-    counts = count_confusions(results)
+    counts, scores = count_confusions(results), class_scores(results)
+    lines[0] += f", macro F1 {macro_f1(scores):.2%}"
     shown = matrix if len(names) <= MOST_IN_MATRIX else pairs
-    before = f"{shown(counts, names)}{class_table(counts, names)}<h2>Worst errors</h2>"
+    before = f"{shown(counts, names)}{class_table(counts, scores, names)}<h2>Worst errors</h2>"
     try:
         gallery.write(path, title, lines, before, of_errors=True)
     except OSError as error:
@@ -114,22 +115,21 @@ def pairs(counts: dict[tuple[int, int], int], names: Sequence[str]) -> str:
     return f"<h2>Most confused classes</h2>{table}"
 
 
-def class_table(counts: dict[tuple[int, int], int], names: Sequence[str]) -> str:
-    """Returns the accuracy of each class as an HTML table, the lowest accuracy first."""
-    sums = _sums(counts)
+def class_table(counts: dict[tuple[int, int], int], scores: Mapping[int, ClassScores], names: Sequence[str]) -> str:
+    """Returns recall and precision of each class as an HTML table, the lowest recall first."""
     wrong: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
     for (label, predicted), n in counts.items():
         if label != predicted:
             wrong[label].append((-n, predicted))
 
     def rows() -> Iterator[tuple[str, ...]]:
-        for label in sorted(sums, key=lambda label: (counts.get((label, label), 0) / sums[label], label)):
+        for label, score in sorted(scores.items(), key=lambda item: (item[1].recall, item[0])):
             most, other = min(wrong[label], default=(0, 0))
             confused = f"{names[other]} ({-most:,})" if most else ""
-            yield names[label], f"{sums[label]:,}", f"{counts.get((label, label), 0) / sums[label]:.1%}", confused
+            yield names[label], f"{score.images:,}", f"{score.recall:.1%}", f"{score.precision:.1%}", confused
 
-    table = _table(("class", "images", "accuracy", "most confused with"), rows(), (1, 2))
-    return f"<details{' open' if len(sums) <= MOST_IN_MATRIX else ''}><summary>Classes</summary>{table}</details>"
+    table = _table(("class", "images", "recall", "precision", "most confused with"), rows(), (1, 2, 3))
+    return f"<details{' open' if len(scores) <= MOST_IN_MATRIX else ''}><summary>Classes</summary>{table}</details>"
 
 
 def _sums(counts: dict[tuple[int, int], int]) -> dict[int, int]:

@@ -10,7 +10,7 @@ from mixedres._internal.lazy import importer
 if TYPE_CHECKING:
     from mixedres.train import distributed, start, steps
     from mixedres.train.debug import diagnosis, monitor, nonfinite
-    from mixedres.train.evaluation import OnResults, compare_presets, evaluate
+    from mixedres.train.evaluation import OnEvaluation, OnResults, compare_presets, evaluate
     from mixedres.train.experiment import Experiment
     from mixedres.train.planning import Plan, plan
     from mixedres.train.run import fit
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Experiment",
+    "OnEvaluation",
     "OnResults",
     "Plan",
     "TrainState",

@@ -29,6 +29,8 @@ BASELINE = "fp32"
 
 # Function of the experiment and the results of the single images; returns words for the console, or ''.
 OnResults: TypeAlias = Callable[[Experiment, data.ImageResults], str]
+# Function of {'step', 'epoch', 'top1', 'top5', 'loss', 'examples'}; a result that is true ends the run.
+OnEvaluation: TypeAlias = Callable[[Record], object]
 
 
 def evaluate(plan: Plan, *, group: SingleProcess = SINGLE, on_results: OnResults | None = None) -> Record:

@@ -34,7 +34,7 @@ class Parts:
     """The parts of a run that stay the same from its first to its last step.
 
     `directory` is the workdir, `claim` is None in a process that does not write, and both steps are compiled.
-    `collects`: keep the results of the single images of the last evaluation.
+    `collects`: keep the results of the single images of the last evaluation. `on_evaluation`: see `fit`.
     """
 
     experiment: Experiment
@@ -49,6 +49,7 @@ class Parts:
     train_step: CompiledStep
     eval_step: CompiledStep
     collects: bool = False
+    on_evaluation: evaluation.OnEvaluation | None = None
 
     def stops_alone(self) -> bool:
         """Returns whether a single process was asked to stop.
@@ -78,6 +79,8 @@ class Loop:
     results: data.ImageResults | None = None
     compilations: list[str] = dataclasses.field(default_factory=list)
     _stopping: bool = False
+    _told: int | None = None  # the step whose evaluation `on_evaluation` has seen
+    _is_ended: bool = False  # by `on_evaluation`
 
     def run(self, batches: data.Prefetch[data.Batch, Batch]) -> Record:
         """Runs to the end, over `batches`, which begin with the next step, and returns the last evaluation.
@@ -172,6 +175,7 @@ class Loop:
         group, better = self.parts.group, False
         if self._is_evaluation(done) and not self._is_evaluated(done):
             better = self._evaluate(done)
+        self._tell(done)
         ended = self._is_evaluated(done) and (done == self.parts.experiment.total_steps or bool(self.stopped_by()))
         self._stopping |= self.parts.stops_alone()  # perhaps since the evaluation
         if better or ended or self._is_checkpoint(done) or self._stopping:
@@ -182,11 +186,20 @@ class Loop:
             raise self._stopped(done)
         return ended
 
+    def _tell(self, done: int) -> None:
+        """Calls `on_evaluation` with the evaluation of step `done`, also with one that a checkpoint has."""
+        tell, evaluated = self.parts.on_evaluation, self.host.evaluated
+        if tell is None or evaluated is None or not self._is_evaluated(done) or self._told == done:
+            return
+        self._told, epoch = done, done / self.parts.experiment.steps_per_epoch
+        with jax.transfer_guard("allow"):
+            self._is_ended = bool(tell({"epoch": epoch, **evaluated}))
+
     def _evaluate(self, done: int) -> bool:
         """Evaluates, logs, and returns whether the result is the best so far; a signal leaves it for the next start."""
         parts = self.parts
-        # The run ends with this evaluation, unless it is the best.
-        may_end = done == parts.experiment.total_steps or self._is_out_of_patience(done)
+        # The run ends with this evaluation, unless it is the best, or if `on_evaluation` asks for it.
+        may_end = done == parts.experiment.total_steps or self._is_out_of_patience(done) or parts.on_evaluation
         collector = data.ResultCollector() if parts.collects and may_end else None
         by_name = evaluation.sum_over_images(
             parts.experiment,
@@ -232,10 +245,12 @@ class Loop:
         return self.host.evaluated is not None and self.host.evaluated["step"] == done
 
     def stopped_by(self) -> str | None:
-        """Returns the key with which the newest evaluation ends the run early: 'stop_at_top1', 'patience' or None."""
+        """Returns what ends the run early after the newest evaluation: 'on_evaluation', or a key of the config."""
         experiment = self.parts.experiment
         if self.host.evaluated is None or self.host.evaluated["step"] == experiment.total_steps:
             return None
+        if self._is_ended:
+            return "on_evaluation"
         if (wanted := experiment.config.stop_at_top1) is not None and self.host.evaluated["top1"] >= wanted:
             return "stop_at_top1"
         return "patience" if self._is_out_of_patience(self.host.evaluated["step"]) else None

@@ -95,7 +95,8 @@ class Plan:
         """Prints that the run is finished, and returns its summary."""
         assert self.finished is not None and self.directory is not None
         key = self.finished["train"].get("stopped_by")
-        more = f"it was stopped by {key}; another --config.{key} goes on, " if key else ""
+        other = "" if key == "on_evaluation" else f"another --config.{key} goes on, "
+        more = f"it was stopped by {key}; {other}" if key else ""
         console.say(f"this run is finished: {self.directory / workdir.SUMMARY} ({more}--clean starts over)")
         return self.finished
 

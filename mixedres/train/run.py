@@ -52,6 +52,7 @@ def fit(
     *,
     group: SingleProcess = SINGLE,
     on_results: evaluation.OnResults | None = None,
+    on_evaluation: evaluation.OnEvaluation | None = None,
 ) -> Record:
     """Trains in the directory of a plan, from its newest checkpoint if it has one, and returns the summary.
 
@@ -63,6 +64,9 @@ def fit(
       group: the processes of the run; process 0 writes.
       on_results: called with the results of the single images at the end of a run of one process; returns words for
         the last lines. A run that ends by `stop_at_top1` does not call it.
+      on_evaluation: called after each evaluation with a dictionary of 'step', 'epoch', 'top1', 'top5', 'loss' and
+        'examples'; the run ends if it returns a true value. A run that goes on calls it for its newest evaluation
+        first. Each process of a group calls it, and must get the same answer.
 
     Raises:
       ConfigError: if the processes differ, or the directory is in use; nothing has been written then.
@@ -91,12 +95,10 @@ def fit(
         if group.is_primary:
             checkpoints.RunDirectory(directory).begin(experiment.resolved, experiment.data)
         tracker = stack.enter_context(wandb_writer.tracker(experiment, directory, group))
-        host = begun.host or checkpoints.HostState()
-        first_step, started = int(begun.state.step), time.perf_counter()
+        host, first_step, started = begun.host or checkpoints.HostState(), int(begun.state.step), time.perf_counter()
         compiled = _compile(experiment, begun.state)
         seconds = time.perf_counter() - started
-        cached = f", {programs.from_cache} of {len(programs.names)} programs from the cache" * bool(programs.from_cache)
-        console.say(f"compiled in {seconds:.1f} s{cached}; training from step {first_step}")
+        _say_compiled(programs, seconds, first_step)
         log = _open_log(experiment, directory, group, tracker, begun.state, host)
         parts = Parts(
             experiment=experiment,
@@ -108,6 +110,7 @@ def fit(
             profiler=profiler.Profiler(plan.traced_steps, directory, log, group),
             stop_signal=stop_signal,
             collects=on_results is not None and group.count == 1,
+            on_evaluation=on_evaluation,
             **compiled,
         )
         loop = Loop(parts, begun.state, host)
@@ -123,6 +126,11 @@ def fit(
         if group.is_primary:
             _finish(loop, document, time.perf_counter() - started, on_results)
     return document
+
+
+def _say_compiled(programs: CompilationCounter, seconds: float, first_step: int) -> None:
+    cached = f", {programs.from_cache} of {len(programs.names)} programs from the cache" * bool(programs.from_cache)
+    console.say(f"compiled in {seconds:.1f} s{cached}; training from step {first_step}")
 
 
 def _compile(experiment: Experiment, state: step.TrainState) -> dict[str, Any]:
@@ -264,6 +272,7 @@ def _summary(
         },
         "eval": {name: value for name, value in result.items() if name != "step"},
         "best": loop.host.best,
+        "classes": None if loop.results is None else _classes(experiment, loop.results),
         "baseline": loop.baseline,  # the top-1 of always answering the most frequent class
         "fingerprint": fingerprint(state.variables),  # equal for two runs that ended with the same bits
         "loss_scale": {
@@ -277,6 +286,13 @@ def _summary(
         "device": environment.device(experiment.devices),
         "versions": environment.versions(),
     }
+
+
+def _classes(experiment: Experiment, results: data.ImageResults) -> Record:
+    """Returns macro F1, and images, recall, precision and F1 of each class with images or predictions."""
+    scores, names = data.class_scores(results), dict(enumerate(experiment.source.class_names))
+    rows = [{"name": names.get(label, str(label)), **score._asdict()} for label, score in scores.items()]
+    return {"macro_f1": data.macro_f1(scores), "rows": rows}
 
 
 def _finish(loop: Loop, document: Record, seconds: float, on_results: evaluation.OnResults | None) -> None:
@@ -303,7 +319,8 @@ def _closing_lines(
     result = f"done: test top-1 {last['top1']:.2%} of {last['examples']} images"
     if key := train["stopped_by"]:
         early = f"{train['epochs']:.4g} of {experiment.total_steps / experiment.steps_per_epoch:.4g} epochs"
-        result = f"stopped by {key}={experiment.config[key]} after {early}: {result.removeprefix('done: ')}"
+        given = "" if key == "on_evaluation" else f"={experiment.config[key]}"
+        result = f"stopped by {key}{given} after {early}: {result.removeprefix('done: ')}"
     if has_better:
         result += f"; the best was {best['top1']:.2%} after epoch {best['step'] / experiment.steps_per_epoch:.4g}"
     lines = [_no_better(experiment, document)]

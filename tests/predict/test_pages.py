@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from sklearn import metrics
 
 from mixedres import data, predict
 from mixedres.predict import errors_page, gallery
@@ -106,6 +107,24 @@ def test_errors_page_has_matrix_classes_and_worst_errors(tmp_path):
     assert f"<p>{answers.max()} of 60 are predicted as {name}, the most frequent prediction</p>" in text
     assert f"<p>all {wrong} errors, the largest loss first</p>" in text and "order as read" not in text
     assert text.count("<article") == wrong and "image 0<" not in text and "&lt;c&gt;" in text and "<c>" not in text
+
+
+@pytest.mark.parametrize("classes", [4, 40])
+def test_scores_of_classes_are_scikit_learns(tmp_path, classes):
+    """Some of 40 classes have no images, or no predictions."""
+    labels, predicted, losses = made(60, classes)
+    scores = data.class_scores(results(labels, predicted, losses))
+    present = sorted({*labels, *predicted})
+    assert {label: score.images for label, score in scores.items()} == {k: (labels == k).sum() for k in present}
+    precision, recall, f1, _ = metrics.precision_recall_fscore_support(labels, predicted, zero_division=0)
+    np.testing.assert_allclose([score[1:] for score in scores.values()], np.transpose([recall, precision, f1]))
+    macro = metrics.f1_score(labels, predicted, average="macro")
+    assert data.macro_f1(scores) == pytest.approx(macro)
+    predict.write_errors(tmp_path / "errors.html", results(labels, predicted, losses), source(classes), "t")
+    text, first = (tmp_path / "errors.html").read_text(), min(scores, key=lambda label: scores[label].recall)
+    cells = (scores[first].images, *(f"{x:.1%}" for x in scores[first][1:3]))
+    row = "".join(f'<td class="n">{cell}</td>' for cell in cells)
+    assert f"macro F1 {macro:.2%}" in text and f"<tbody><tr><td>{first}</td>{row}" in text
 
 
 def test_classes_of_one_name_are_told_apart(tmp_path):
