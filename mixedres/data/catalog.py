@@ -17,6 +17,7 @@ from mixedres._internal.names import (
     NOT_NEGATIVE,
     POSITIVE,
     PREPROCESSINGS,
+    REACHABLE,
     SIDE,
     UNIT,
     Range,
@@ -67,6 +68,9 @@ class Options:
     train_examples: int | None = _option(int, None, "length of an epoch of synthetic data", POSITIVE)
     background: bool = _option(bool, False, "an additional class 0, without examples, as in TensorFlow's r1")
     preprocessing: str = _option(str, "torch", "crops and scaling of stored images", one_of(*PREPROCESSINGS))
+    crop_area: float | None = _option(
+        float, None, "smallest fraction of the area in a training crop of stored images; not set: 0.08", REACHABLE
+    )
     synthetic_normalization: str | None = _option(
         str, None, "raw, per_image or a preprocessing; not set: data.preprocessing", one_of(*NORMALIZATIONS)
     )
@@ -202,7 +206,7 @@ def _stored(name: str, options: Options) -> Source:
 
     if options.on_error not in loader.ON_ERROR:
         raise ValueError(f"on_error is {options.on_error!r}; it must be {' or '.join(loader.ON_ERROR)}")
-    preprocessing = get_preprocessing(options.preprocessing)
+    preprocessing = get_preprocessing(options.preprocessing, options.crop_area)
     if options.augment != "none" and preprocessing.image_dtype != np.uint8:
         raise ValueError(
             f"augment={options.augment} needs uint8 images, and preprocessing={preprocessing.name} makes "

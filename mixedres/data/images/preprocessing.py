@@ -10,6 +10,7 @@ pixel centers at halves, and decoded at a lower resolution if the part is large.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -21,17 +22,19 @@ from mixedres.data.input_spec import RESIZES, InputSpec
 
 # Fraction of the shorter side in the central crop.
 CROP_PCT = 224 / 256
+# Smallest fraction of the area in a training crop of `torch`.
+SMALLEST_AREA = 0.08
 
 
-def random_resized_crop(rng: np.random.Generator, height: int, width: int) -> Box:
-    """Draws a part with 8 to 100 % of the area and an aspect ratio of 3/4 to 4/3, log-uniform.
+def random_resized_crop(rng: np.random.Generator, height: int, width: int, smallest: float = SMALLEST_AREA) -> Box:
+    """Draws a part with a fraction of the area from `smallest` to 1, and an aspect ratio of 3/4 to 4/3, log-uniform.
 
     After ten draws that do not fit, returns the largest central part with an allowed ratio. This is torchvision's
-    RandomResizedCrop (the crop of arXiv 1409.4842).
+    RandomResizedCrop (the crop of arXiv 1409.4842, from 8 % of the area on).
     """
     area, log_ratio = height * width, math.log(4 / 3)
     for _ in range(10):
-        target = area * rng.uniform(0.08, 1.0)
+        target = area * rng.uniform(smallest, 1.0)
         ratio = math.exp(rng.uniform(-log_ratio, log_ratio))
         w, h = round(math.sqrt(target * ratio)), round(math.sqrt(target / ratio))
         if 0 < w <= width and 0 < h <= height:
@@ -108,8 +111,15 @@ _BY_NAME = {family.name: family for family in (_OFFICIAL, _OFFICIAL_FAST, _TORCH
 FAMILIES = {name: _BY_NAME[name] for name in PREPROCESSINGS}
 
 
-def get_preprocessing(name: str) -> Preprocessing:
-    """Returns the preprocessing called `name`; raises ValueError for an unknown name."""
+def get_preprocessing(name: str, crop_area: float | None = None) -> Preprocessing:
+    """Returns the preprocessing called `name`; raises ValueError for an unknown name.
+
+    `crop_area`: smallest fraction of the area in a training crop, for 'torch' only; None: that of the preprocessing.
+    """
     if name not in FAMILIES:
         raise ValueError(f"preprocessing {name!r} is unknown; use one of {', '.join(FAMILIES)}")
-    return FAMILIES[name]
+    if crop_area is None:
+        return FAMILIES[name]
+    if name != _TORCH.name:
+        raise ValueError(f"crop_area is for preprocessing=torch; leave it out for preprocessing={name}")
+    return dataclasses.replace(_TORCH, crop=functools.partial(random_resized_crop, smallest=crop_area))

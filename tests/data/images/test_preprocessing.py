@@ -1,5 +1,6 @@
 """Crops: where they may lie, how they are drawn, and what becomes of their pixels."""
 
+import functools
 import math
 
 import cv2
@@ -51,11 +52,11 @@ def drawn(crop, height, width, count, seed=0):
     return np.array([crop(rng, height, width) for _ in range(count)], np.int64)
 
 
-def torchvision(rng, height, width):
+def torchvision(rng, height, width, smallest=0.08):
     """Get_params of torchvision's RandomResizedCrop, retold from its documentation and in floats where it rounds."""
     low, high = np.log([3 / 4, 4 / 3])
     for _ in range(10):
-        area = height * width * (0.08 + (1 - 0.08) * rng.random())
+        area = height * width * (smallest + (1 - smallest) * rng.random())
         ratio = np.exp(low + (high - low) * rng.random())
         w, h = int(np.round(np.sqrt(area * ratio))), int(np.round(np.sqrt(area / ratio)))
         if 0 < w <= width and 0 < h <= height:
@@ -85,6 +86,16 @@ def test_crops_of_torch_are_distributed_like_torchvisions(height, width):
     assert far_apart(ours[:, 2] / ours[:, 3], theirs[:, 2] / theirs[:, 3]) < 2.2
     # The measure tells other distributions from this one.
     assert far_apart(ours[:, 2], drawn(CROPS["official"], height, width, 4000)[:, 2]) > 4
+
+
+def test_crops_have_the_smallest_area_that_was_asked_for():
+    """Without a limit of the ratio, areas would be uniform from a half to one: a mean of 0.75."""
+    crop = preprocessing.get_preprocessing("torch", 0.5).crop
+    found = drawn(crop, 1000, 1000, 4000)
+    areas = found[:, 2] * found[:, 3] / 1e6
+    assert 0.495 < areas.min() < 0.51 and areas.max() > 0.95
+    theirs = drawn(functools.partial(torchvision, smallest=0.5), 1000, 1000, 4000, seed=1)
+    assert far_apart(areas, theirs[:, 2] * theirs[:, 3] / 1e6) < 2.2
 
 
 @pytest.mark.parametrize(("sides", "box"), [((10, 2000), (0, 993, 10, 13)), ((3000, 12), (1492, 0, 16, 12))])
