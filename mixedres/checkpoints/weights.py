@@ -229,9 +229,11 @@ def write_weights(
     """
     # transformers refuses files without this format.
     metadata = {"format": "pt"} | ({_ABOUT: json.dumps(stamped(dict(about)))} if about else {})
+    # safetensors writes the memory of a view in place of its numbers.
+    whole = {name: np.asarray(value, order="C") for name, value in tensors.items()}
     try:
         with write_whole(path) as partial:
-            safetensors.numpy.save_file(dict(tensors), partial, metadata=metadata)
+            safetensors.numpy.save_file(whole, partial, metadata=metadata)
     except (OSError, safetensors.SafetensorError) as error:
         raise WeightsError(f"{path} cannot be written ({reason(error)})") from None
 

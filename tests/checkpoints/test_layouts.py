@@ -8,6 +8,7 @@ import h5py
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from mixedres import checkpoints, predict
 from mixedres.models import name_of
@@ -104,6 +105,14 @@ def test_version_2_is_refused_in_layouts_of_other_libraries(layout):
     variables = network("resnet18", version="2")
     with pytest.raises(ValueError, match="no ResNet of version 2"):
         checkpoints.to_tensors(variables, layout)
+
+
+def test_views_are_written_as_they_look(tmp_path):
+    array = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    tensors = {"turned": array.T, "reversed": array[:, ::-1], "part": array[0, 1:, ::2], "number": np.float32(7)}
+    checkpoints.write_weights(tmp_path / "views.safetensors", tensors)
+    for name, found in safetensors.numpy.load_file(tmp_path / "views.safetensors").items():
+        np.testing.assert_array_equal(found, tensors[name])
 
 
 def test_written_weights_are_read_back(tmp_path):
