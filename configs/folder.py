@@ -4,7 +4,10 @@ python -m mixedres.main --config=configs/folder.py:fp16 --config.data.dir=DIR
 
 ResNet-18 from random weights, 60 epochs with a cosine schedule. The number of classes comes from the data. Without
 val/, a fifth of every class is held out for testing (config.data.eval_fraction), always the same images. For about
-100,000 images or more use model=resnet50; for small images use data.image_size=64,model=cifar_resnet20.
+100,000 images or more use model=resnet50,model.zero_init_last=true; for small images use
+data.image_size=64,model=cifar_resnet20. Blocks that begin as the identity (zero_init_last) learn less in few steps:
+after 540 steps on 576 crops of 36 photographs 89.2 instead of 93.2 %, the means of five seeds
+(python -m experiments.photographs --contenders=ours --set=model.zero_init_last=True,False).
 
 Hardware: one GPU. On two CPU cores, ten photographs are learned from 640 crops at 32 pixels in a minute, with 94 to
 99 % on 160 other crops (tests/train/test_folder_run.py).
@@ -24,6 +27,7 @@ def get_config(argument: str = "fp32"):
     config.data.image_size = 224
     config.data.flip = True
     config.model.name = "resnet18"
+    config.model.zero_init_last = False
     config.optimizer.learning_rate = 0.05
     config.optimizer.lr_reference_batch = 64
     config.optimizer.nesterov = True

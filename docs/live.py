@@ -85,7 +85,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(makers), help="pages to make, with commas between them")
     LIVE.mkdir(exist_ok=True)
-    for name in parser.parse_args().only.split(","):
+    chosen = parser.parse_args().only.split(",")
+    if unknown := sorted(set(chosen) - makers.keys()):
+        parser.error(f"--only={unknown[0]} is no page; name some of {', '.join(makers)}")
+    for name in chosen:
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             makers[name](pathlib.Path(folder))
     for page in sorted(LIVE.glob("*.html")):

@@ -55,6 +55,7 @@ def options(folder, steps=STEPS, **more):
         "log_every": 1,
         "log_resources_every": 0,
         "num_devices": 1,
+        "model.zero_init_last": True,  # as the recipe was in 0.2.0
     }
     pairs = (f"--config.{key}={value}" for key, value in (keys | more).items())
     return ["--config=configs/folder.py:fp16,model=cifar_resnet8", *pairs]
