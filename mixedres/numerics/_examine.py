@@ -96,7 +96,6 @@ def examine(
     report = Report(rows, log2_scale, title, tuple(notes))
     if not tries or report.dtype != "float16":
         return report
-
     return dataclasses.replace(report, trials=tried(report, loss_of, has_aux, floats, gradients, batch))
 
 

@@ -68,7 +68,7 @@ def tried(
         found = float(compiled(np.float32(2.0**exponent), *arguments))
         return found if math.isfinite(found) else math.inf
 
-    largest = largest_finite(lambda exponent: math.isfinite(error_at(exponent)))
+    largest = largest_finite(error_at)
     used = [report.log2_scale] if report.log2_scale else []
     scales = sorted({largest - 1, report.recommended_log2_scale, *used})
     with jax.debug_nans(False), jax.debug_infs(False):
