@@ -170,17 +170,18 @@ def replicated(fn: Callable[..., Any], *args: Any) -> Any:
 
     With explicit sharding every reshape, stack and sum in `fn` would have to state the sharding of its result.
     """
-    meshes = (jax.typeof(x).sharding.mesh for x in jax.tree.leaves(args))
-    mesh = next((mesh for mesh in meshes if not mesh.empty), None)
-    here = jax.sharding.get_abstract_mesh()
-    if mesh is None or (mesh == here and AxisType.Explicit not in mesh.axis_types):
+    placed = [x for x in jax.tree.leaves(args) if not jax.typeof(x).sharding.mesh.empty]
+    if not placed:
         return fn(*args)
-    with jax.sharding.use_abstract_mesh(mesh):
+    mesh, here = jax.typeof(placed[0]).sharding.mesh, jax.sharding.get_abstract_mesh()
+    with mesh_of(placed[0]):
         if AxisType.Explicit in mesh.axis_types:
             return jax.sharding.auto_axes(fn, out_sharding=PartitionSpec())(*args)
         result = fn(*args)
+    if here.empty or mesh == here:
+        return result
     # Inside `auto_axes`, whose equations are evaluated one by one, the arrays have another mesh than the context.
-    return result if here.empty else jax.sharding.reshard(result, NamedSharding(here, PartitionSpec()))
+    return jax.sharding.reshard(result, NamedSharding(here, PartitionSpec()))
 
 
 def source_line(eqn: Equation) -> str:
