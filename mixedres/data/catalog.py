@@ -147,6 +147,13 @@ def load(name: str, **options: Any) -> Source:
     )
 
 
+def _directory(options: Options, what: str) -> str:
+    """Returns the directory of the data; raises ValueError, which asks for `what`, if it is not set."""
+    if options.dir is None:
+        raise ValueError(f"data.dir is not set; name {what} with --config.data.dir=DIR")
+    return options.dir
+
+
 def _digits(options: Options) -> Source:
     from mixedres.data.datasets.digits import load_digits
 
@@ -162,8 +169,8 @@ def _cifar10(options: Options) -> Source:
 def _idx(options: Options) -> Source:
     from mixedres.data.datasets.idx import load_idx
 
-    splits = (options.train_split, options.eval_split)
-    return load_idx(options.dir, *splits, num_classes=options.num_classes, rgb=options.rgb, **options.in_memory)
+    root, splits = _directory(options, "the directory of the files"), (options.train_split, options.eval_split)
+    return load_idx(root, *splits, num_classes=options.num_classes, rgb=options.rgb, **options.in_memory)
 
 
 def _synthetic(options: Options) -> Source:
@@ -214,10 +221,9 @@ def _stored(name: str, options: Options) -> Source:
         )
     splits = (options.train_split, options.eval_split)
     if name == "folder":
-        if options.dir is None:
-            raise ValueError("data.dir is not set; name the folder of images with --config.data.dir=DIR")
-        data_set = folder.scan(options.dir, *splits, options.eval_fraction, options.split_seed)
-        data_set = quick_look.look(data_set, options.dir, refuse=options.on_error == "raise")
+        root = _directory(options, "the folder of images")
+        data_set = folder.scan(root, *splits, options.eval_fraction, options.split_seed)
+        data_set = quick_look.look(data_set, root, refuse=options.on_error == "raise")
     else:
         data_set = tfds.open_data_set(name.removeprefix(PREFIX), options.dir, *splits)
     if options.background:

@@ -37,7 +37,7 @@ _TRANSPOSED = "emnist"
 
 
 def load_idx(
-    data_dir: str | None,
+    data_dir: str,
     train_split: str | None = None,
     eval_split: str | None = None,
     *,
@@ -62,10 +62,8 @@ def load_idx(
       augmentation: see `InMemory`.
 
     Raises:
-      ValueError: without `data_dir`, for files that are missing or damaged, and for images of another size.
+      ValueError: for files that are missing or damaged, and for images of another size.
     """
-    if data_dir is None:
-        raise ValueError("data.dir is not set; name the directory of the files with --config.data.dir=DIR")
     root = expanded(data_dir)
     (images, labels), test = (_part(root, name) for name in (train_split or "train", eval_split or "t10k"))
     if images.shape[1:] != test[0].shape[1:]:
