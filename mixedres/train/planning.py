@@ -95,7 +95,7 @@ class Plan:
         """Prints that the run is finished, and returns its summary."""
         assert self.finished is not None and self.directory is not None
         key = self.finished["train"].get("stopped_by")
-        other = "" if key == "on_evaluation" else f"another --config.{key} goes on, "
+        other = f"another --config.{key} goes on, " if key in self.config else ""
         more = f"it was stopped by {key}; {other}" if key else ""
         console.say(f"this run is finished: {self.directory / workdir.SUMMARY} ({more}--clean starts over)")
         return self.finished

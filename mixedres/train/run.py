@@ -319,7 +319,7 @@ def _closing_lines(
     result = f"done: test top-1 {last['top1']:.2%} of {last['examples']} images"
     if key := train["stopped_by"]:
         early = f"{train['epochs']:.4g} of {experiment.total_steps / experiment.steps_per_epoch:.4g} epochs"
-        given = "" if key == "on_evaluation" else f"={experiment.config[key]}"
+        given = f"={experiment.config[key]}" if key in experiment.config else ""
         result = f"stopped by {key}{given} after {early}: {result.removeprefix('done: ')}"
     if has_better:
         result += f"; the best was {best['top1']:.2%} after epoch {best['step'] / experiment.steps_per_epoch:.4g}"
