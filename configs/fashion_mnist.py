@@ -15,7 +15,7 @@ The paper reports test errors of 4.02 %, and 4.39 % without erasing, of the best
 Two differences: the paper's program fills the rectangle with one gray value, this one with random pixels; and the
 weights of the head begin smaller.
 
-Hardware: one GPU, or two CPU cores for six to seven hours (bf16, with AVX512-BF16).
+Hardware: one GPU, or two CPU cores for seven hours (bf16, with AVX512-BF16).
 """
 
 from mixedres import config as base

@@ -35,6 +35,8 @@ from experiments.lib import runs
 from mixedres._internal import environment
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError
+from mixedres.config import load_config
+from mixedres.data import get_preprocessing
 
 CROPS, TEST, SIDE, BATCH, EPOCHS = 20, 4, 64, 32, 30
 SKIMAGE = (
@@ -42,9 +44,6 @@ SKIMAGE = (
     "ihc", "moon", "motorcycle_left", "page", "text", "hubble_deep_field", "microaneurysms", "retina", "rocket",
 )  # fmt: skip
 BACKGROUNDS = pathlib.Path("/usr/share/backgrounds/mate")
-# Recipe of configs/folder.py, for a batch of 32.
-RATE, DECAY, MOMENTUM, SMOOTHING, WARMUP = 0.05 * BATCH / 64, 5e-4, 0.9, 0.1, 3
-MEAN, STD = np.float32([123.675, 116.28, 103.53]), np.float32([58.395, 57.12, 57.375])
 
 
 def pictures() -> dict[str, Image.Image]:
@@ -92,23 +91,26 @@ def torchvision(root: pathlib.Path, seed: int) -> float:
     from torchvision.transforms import v2
 
     torch.manual_seed(seed)
-    to_tensor = [v2.ToImage(), v2.ToDtype(torch.float32), v2.Normalize(MEAN.tolist(), STD.tolist())]
+    config, spec = load_config("folder:fp32"), get_preprocessing("torch").input_spec(SIDE)
+    to_tensor = [v2.ToImage(), v2.ToDtype(torch.float32), v2.Normalize(spec.mean, spec.std)]
     train = v2.Compose([v2.RandomResizedCrop(SIDE), v2.RandomHorizontalFlip(), *to_tensor])
-    test = v2.Compose([v2.Resize(round(SIDE * 256 / 224)), v2.CenterCrop(SIDE), *to_tensor])
+    test = v2.Compose([v2.Resize(round(SIDE / spec.crop_pct)), v2.CenterCrop(SIDE), *to_tensor])
     train_set, test_set = datasets.ImageFolder(root / "train", train), datasets.ImageFolder(root / "val", test)
     loader = torch.utils.data.DataLoader(train_set, BATCH, shuffle=True, drop_last=True)
     model = models.resnet18(num_classes=len(train_set.classes))
     kernels = [p for p in model.parameters() if p.ndim > 1]
     others = [{"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}]
-    groups = [{"params": kernels, "weight_decay": DECAY}, *others]
-    optimizer = torch.optim.SGD(groups, RATE, momentum=MOMENTUM, nesterov=True)
-    total, warmup = EPOCHS * len(loader), WARMUP * len(loader)
+    recipe = config.optimizer
+    groups = [{"params": kernels, "weight_decay": recipe.weight_decay}, *others]
+    peak = recipe.learning_rate * BATCH / recipe.lr_reference_batch
+    optimizer = torch.optim.SGD(groups, peak, momentum=recipe.momentum, nesterov=recipe.nesterov)
+    total, warmup = EPOCHS * len(loader), config.schedule.warmup * len(loader)
 
     def rate(step: int) -> float:
         return step / warmup if step < warmup else 0.5 + 0.5 * math.cos(math.pi * (step - warmup) / (total - warmup))
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    criterion = torch.nn.CrossEntropyLoss(label_smoothing=SMOOTHING)
+    criterion = torch.nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
     model.train()
     for _ in range(EPOCHS):
         for images, labels in loader:

@@ -124,7 +124,7 @@ TOOLS = {
 
 @pytest.fixture(scope="module")
 def plain():
-    """What the tools return without a setting."""
+    """Returns what the tools return without a setting."""
     return {name: tool(loss) for name, tool in TOOLS.items()}
 
 
