@@ -210,6 +210,8 @@ def fit(
       ConfigError: for a mistake in the config, the workdir or the data; nothing has been written then.
       MixedresError: if training cannot go on; `mixedres.train.fit` lists the errors.
     """
+    if on_evaluation is not None and not callable(on_evaluation):
+        raise ConfigError(f"on_evaluation is {on_evaluation!r}; it must be a function of the evaluation, a dictionary")
     name = recipe.partition(":")[0] if isinstance(recipe, str) else None
     chosen = _with(config.load_config(recipe) if isinstance(recipe, str) else recipe, overrides)
     stem = pathlib.Path(name or (chosen.data.name if source is None else type(source).__name__)).stem

@@ -199,6 +199,12 @@ def test_function_ends_a_run(tmp_path, monkeypatch, capsys):
     assert longer.summary["train"]["steps"] == 14 and longer.summary["train"]["stopped_by"] is None
 
 
+def test_what_is_no_function_is_refused_before_the_run(tmp_path):
+    with pytest.raises(ConfigError, match="on_evaluation is 3; it must be a function of the evaluation"):
+        mixedres.fit(tiny(steps=10), workdir=tmp_path / "run", on_evaluation=3)
+    assert not any(tmp_path.iterdir())
+
+
 def test_patience_ends_a_run_that_gets_no_better(tmp_path, monkeypatch, capsys):
     """A rate of 1e-9 changes nothing, so the first evaluation stays the best."""
     run_cases.shrink(monkeypatch)
