@@ -169,7 +169,8 @@ def test_two_processes_killed_stopped_and_started_again_equal_one(alone, tmp_pat
     done = together(tmp_path / "run", slow, asked)
     assert [status for status, *_ in done] == [143, 143], done
     (step,) = {re.search(r"stopped by SIGTERM after step (\d+)", err)[1] for _, _, err in done}
-    assert f"the checkpoint of step {step} is saved" in done[0][2] and 12 < int(step) < 20
+    # 12 where both agree before either has noted the step that was asked in
+    assert f"the checkpoint of step {step} is saved" in done[0][2] and 12 <= int(step) < 20
 
     done = together(tmp_path / "run", "pass", "pass")
     assert [status for status, *_ in done] == [0, 0], done
