@@ -104,7 +104,8 @@ def prepare(
         one = experiment.shard_batch(next(iter(source)))
         batches: Iterator[Any] = iter(lambda: one, None)
     else:
-        ready = stack.enter_context(data.Prefetch(source, experiment.shard_batch))
+        is_constant = getattr(experiment.source, "is_constant", False)
+        ready = stack.enter_context(data.Prefetch(source, experiment.shard_batch, is_constant=is_constant))
         batches = iter(lambda: ready.take(lambda: False), None)
     name = name or label(preset, norms)
     return Contender(name, preset, norms, experiment, step, state, batches, compile_seconds)

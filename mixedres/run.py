@@ -251,7 +251,10 @@ def _with(chosen: ConfigDict, overrides: Mapping[str, Any] | None) -> ConfigDict
 
 
 def _images(given: Image | Iterable[Image]) -> Iterable[str | np.ndarray]:
-    """Yields the paths of files and the single images that an argument of `Run.predict` names."""
+    """Yields the paths of files and the single images that an argument of `Run.predict` names.
+
+    An iterator may fill one array again for each image, as a camera does: its arrays are copied.
+    """
     import numpy as np
     import PIL.Image
     import PIL.ImageOps
@@ -264,5 +267,6 @@ def _images(given: Image | Iterable[Image]) -> Iterable[str | np.ndarray]:
     elif isinstance(given, str | os.PathLike):
         yield from networks.find_images(str(given))
     else:
+        again = iter(given) is given
         for one in given:
-            yield from _images(one)
+            yield from _images(np.array(one) if again and isinstance(one, np.ndarray) else one)

@@ -1,10 +1,15 @@
 """Runs from Python: the same numbers as the commands, for paths, arrays and data sets of one's own."""
 
 import itertools
+import json
+import pathlib
+import tempfile
 
 import jax
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import mixedres
 from mixedres import checkpoints, data, main, train
@@ -104,8 +109,10 @@ def test_finished_run_is_only_read(stripes, capsys):
     [
         ({"num_classes": 1}, "a run needs 2 classes"),
         ({"image_shape": (8, 8)}, r"image_shape is \(8, 8\); it must be \(height, width, channels\)"),
-        ({"class_names": ("a",)}, r"class_names is \('a',\); it must be 2 names, or none"),
+        ({"class_names": ("a", "b", "c")}, "has 3 names for 2 classes"),
         ({"mean": (0.0,)}, "mean is .*; it must be given with std"),
+        ({"mean": (0.0,), "std": (0.0,)}, "mean is .*; it must be one number per channel, beside a std of one above 0"),
+        ({"eval_examples": 16.0}, "source=Stripes: eval_examples cannot be recorded .Expected `int`, got `float`"),
     ],
     ids=str,
 )
@@ -121,11 +128,91 @@ def test_wrong_facts_of_own_data_write_nothing(facts, words, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+# Facts of a source: right ones, those of NumPy, and what a slip makes of them.
+ODD = st.sampled_from(
+    [
+        *(None, "2", "", b"x", 2.0, float("nan"), 0, -1, 10**10, [], {}, object(), ("a", "a"), True),
+        *(np.int64(2), np.float32(3), np.zeros(1), np.ones((1, 1)), np.array(["a", "b"]), (np.int8(8),) * 3),
+        *((8, 8, 1), [8, 8, 1], (8.0, 8, 1), "881", (1.0,), (0.0,), (-1.0,), ("1",), (float("inf"),)),
+        *(("a" * 1500, "b"), ("\x1b\n", "\udc80"), ["a", "b"], (b"a", b"b"), np.dtype(object), "uint8"),
+    ]
+)
+
+
+@settings(max_examples=300)
+@given(facts=st.dictionaries(st.sampled_from([*data.Source.__annotations__, "fingerprint", "sizes"]), ODD, max_size=3))
+def test_run_can_read_what_it_takes_from_a_source(facts):
+    source = Stripes(**STRIPES)
+    for name, value in facts.items():
+        setattr(source, name, value)
+    with tempfile.TemporaryDirectory() as folder:
+        directory = pathlib.Path(folder) / "run"
+        try:
+            plan = train.plan(tiny("fp32", num_devices=1), directory, source=source)
+        except ConfigError as error:
+            assert str(error).isprintable() and not directory.exists()
+            return
+        config, identity, run = plan.experiment.resolved, plan.experiment.data, checkpoints.RunDirectory(directory)
+        with run.claim(config, clean=False):
+            run.begin(config, identity)
+        read = run.data()
+        assert read == json.loads(json.dumps(identity)) and data.InputSpec.from_json(read["input"]) == source.input_spec
+        assert len(read["class_names"]) <= read["num_classes"]
+        run.check_claim(config, clean=False, data=identity)
+
+
+def test_source_may_fill_its_arrays_again():
+    experiment = train.plan(tiny("fp32", num_devices=1), source=Stripes(**STRIPES)).experiment
+    batch = next(experiment.source.train_batches(16, seed=0, shard=data.Shard()))
+    batch = {key: aligned(array) for key, array in batch.items()}  # as XLA takes it without a copy
+    before = {key: array.copy() for key, array in batch.items()}
+    placed = experiment.shard_batch(batch)
+    for array in batch.values():
+        array[...] = 1 - array
+    for key, array in before.items():
+        np.testing.assert_array_equal(placed[key], array)
+        assert (batch[key] != array).any()
+
+
+def aligned(array):
+    """A copy whose first byte has an address that is a multiple of 64."""
+    memory = np.empty(array.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def test_iterator_may_fill_one_image_again(stripes):
+    def frames():
+        image = np.zeros((8, 8, 1), np.uint8)
+        for label in (1, 0, 1):
+            image[...] = stripes[0].source.images(np.array([label]))[0]
+            yield image
+
+    assert [one.name for one in stripes[0].predict(frames(), top=1)] == ["along", "across", "along"]
+
+
+def test_test_images_without_an_end_are_an_error(stripes):
+    class Endless(Stripes):
+        def eval_batches(self, batch_size, *, shard):
+            return itertools.cycle(list(super().eval_batches(batch_size, shard=shard)))
+
+    with pytest.raises(DataError, match="more test images came than the 16 of eval_examples"):
+        stripes[0].evaluate(source=Endless(**STRIPES))
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
         (lambda batch: tuple(batch.values()), "a batch is tuple; it must be a dictionary with image, label, mask"),
         (lambda batch: {"image": batch["image"], "label": batch["label"]}, "a batch is image, label; it must be"),
+        (
+            lambda batch: batch | {"index": np.arange(16)},
+            "a batch is .*, index; it must be .* image, label, mask alone",
+        ),
+        (lambda batch: batch | {"label": [0] * 16}, "'label' of a batch is a builtins.list; it must be an array of"),
+        (lambda batch: batch | {"image": np.ma.array(batch["image"])}, "is a numpy.ma.*MaskedArray; it must be an"),
         (lambda batch: batch | {"image": batch["image"][:9]}, r"uint8\[9, 8, 8, 1\]; it must be uint8\[16, 8, 8, 1\]"),
         (lambda batch: batch | {"image": np.float32(batch["image"])}, "is float32.*; it must be uint8"),
     ],
@@ -143,7 +230,7 @@ def test_batches_of_own_data_are_checked(changed, words):
 
 
 def test_other_count_of_test_images_is_an_error(stripes):
-    with pytest.raises(DataError, match="16 test images came, and eval_examples states 12"):
+    with pytest.raises(DataError, match="more test images came than the 12 of eval_examples"):
         stripes[0].evaluate(source=Stripes(**STRIPES | {"eval_examples": 12}))
 
 

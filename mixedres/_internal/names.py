@@ -59,6 +59,8 @@ AUGMENTATIONS = ("none", "trivial")
 # Optimizers and learning-rate schedules in `mixedres.train`.
 OPTIMIZERS = ("sgd", "lars", "adamw", "muon")
 SCHEDULES = ("constant", "cosine", "piecewise", "polynomial")
+# Longest name of a class, in characters.
+LONGEST_NAME = 1000
 # Largest height and width of a network's input, in pixels: more is a mistake or an attack.
 MOST_SIDE = 8192
 # The flags of one of many processes.

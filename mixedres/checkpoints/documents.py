@@ -3,6 +3,7 @@
 `mixedres.config` checks the config of a run, and `mixedres.data.InputSpec` the input of a network.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -10,6 +11,7 @@ import msgspec
 
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.formats import check_format, without_stamp
+from mixedres._internal.names import LONGEST_NAME
 from mixedres._internal.types import Json, Record
 from mixedres.config import complete
 
@@ -74,7 +76,7 @@ class HostState(msgspec.Struct):
 class DataIdentity(TypedDict):
     """`data.json`: the data set of a run, and the input of its network."""
 
-    class_names: list[Name]
+    class_names: list[Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]]
     train_examples: Count
     eval_examples: Count
     fingerprint: str
@@ -133,6 +135,19 @@ def check(value: Json, kind: Any, where: object) -> Record:
         raise ConfigError(f"{where} is damaged ({error}); put back a copy") from None
     checked: Record = value
     return checked
+
+
+def check_identity(identity: Record) -> None:
+    """Raises ValueError if the identity of a data set, as `mixedres.data.identity` returns it, could not be read again.
+
+    Another start of the run and predictions read it.
+    """
+    try:
+        msgspec.convert(identity, DataIdentity)
+        json.dumps(identity)
+    except (msgspec.ValidationError, UnicodeError, TypeError) as error:
+        reason, _, place = str(error).partition(" - at ")
+        raise ValueError(f"{place.strip('`$.') or 'its identity'} cannot be recorded ({reason})") from None
 
 
 def read_record(value: Json, where: object) -> Record:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping
 
 import numpy as np
@@ -26,6 +27,8 @@ MOST_CHANNELS = 64
 class InputSpec:
     """The input of a network: a shape, a normalization, and how an image becomes such an input.
 
+    Numbers of NumPy become Python's, and sequences tuples.
+
     Attributes:
       shape: (height, width, channels); image files can only become squares with 3 channels (RGB) or 1 (luma).
       mean: mean per channel on the scale 0 to 255; None: every image is standardized by itself.
@@ -44,7 +47,14 @@ class InputSpec:
 
     def __post_init__(self) -> None:
         """Raises ValueError for numbers that describe no such square."""
-        height, width, channels = self.shape
+        try:
+            object.__setattr__(self, "shape", tuple(map(operator.index, self.shape)))
+            for name in ("mean", "std"):
+                if (values := getattr(self, name)) is not None:
+                    object.__setattr__(self, name, tuple(float(0.0 + value) for value in values))
+            height, width, channels = self.shape
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self} is not a shape with a normalization ({error})") from None
         numbers = [value for values in (self.mean, self.std) if values is not None for value in values]
         good = (
             (self.mean is None) == (self.std is None)

@@ -42,8 +42,8 @@ class GaveUp(Exception):
 class Prefetch(Generic[Host, Device]):
     """An iterator over ``put(batch)`` of each batch, made in a thread that keeps `depth` batches ready.
 
-    A batch that is the same object as the batch before it, as in synthetic data, is not put again. `close` ends the
-    thread and the source. The object is a context manager:
+    A batch is put before the source is asked for the next, so a source may fill its arrays again if `put` copies them;
+    `jax.device_put` may not copy on a CPU. `close` ends the thread and the source. The object is a context manager:
 
         with data.Prefetch(source.train_batches(32, seed=0), put=jax.device_put) as batches:
             batch = batches.take()
@@ -58,6 +58,8 @@ class Prefetch(Generic[Host, Device]):
         put: Callable[[Host], Device],
         depth: int = 2,
         give_up: Callable[[], bool] = lambda: False,
+        *,
+        is_constant: bool = False,
     ):
         """Starts the thread.
 
@@ -66,9 +68,10 @@ class Prefetch(Generic[Host, Device]):
           put: function that moves a batch to the device, such as `jax.device_put`.
           depth: number of batches that are kept ready, >= 1.
           give_up: called again and again during a wait for a batch; a result of True ends the wait with `GaveUp`.
+          is_constant: every batch is the first one, as in synthetic data, so that it is put once.
         """
         self.waited = 0.0
-        self._batches, self._put, self._give_up = iter(batches), put, give_up
+        self._batches, self._put, self._give_up, self._is_constant = iter(batches), put, give_up, is_constant
         self._ready: queue.Queue[tuple[Device | None, BaseException | None]] = queue.Queue(depth)
         self._stop = threading.Event()
         self._finished = False
@@ -132,10 +135,10 @@ class Prefetch(Generic[Host, Device]):
 
     def _run(self) -> None:
         try:
-            last: Host | object = self  # no batch
+            sent: Device | None = None
             for batch in self._batches:
-                if batch is not last:
-                    sent, last = self._put(batch), batch
+                if sent is None or not self._is_constant:
+                    sent = self._put(batch)
                 if not self._hand_over(sent, None):
                     return
             self._hand_over(None, StopIteration())

@@ -1,11 +1,18 @@
 """Checks of what a source promises: its attributes, and every batch, before a compiled step gets it."""
 
-from collections.abc import Iterator
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
 from mixedres._internal.errors import DataError
+from mixedres.data.input_spec import InputSpec
 from mixedres.data.sources import Batch, Source
+
+# Types of pixels; np.uint8, which NumPy takes for its dtype, is equal to it.
+_PIXELS = (np.dtype(np.uint8), np.dtype(np.float32))
 
 
 def check_labels(batch: Batch, num_classes: int, name: str) -> None:
@@ -29,23 +36,35 @@ def check_labels(batch: Batch, num_classes: int, name: str) -> None:
 
 
 def check_source(source: Source) -> None:
-    """Raises ValueError if an object lacks an attribute or a method of `Source`, or has a wrong one."""
+    """Raises ValueError if an object lacks an attribute or a method of `Source`, or has a wrong one.
+
+    The counts and the names of the classes are left to the schema of what a run records.
+    """
     wanted = (*Source.__annotations__, "fingerprint", "train_batches", "eval_batches")
     if missing := [name for name in wanted if not hasattr(source, name)]:
         raise ValueError(f"it has no {', '.join(missing)}; derive the class from mixedres.data.DataInfo")
-    shape, names = source.image_shape, source.class_names
+    shape, mean, std, names = source.image_shape, source.mean, source.std, source.class_names
     is_text = isinstance(source.fingerprint, str) and source.fingerprint
-    for right, attribute, must_be in (
+    for is_right, attribute, must_be in (
         (is_text, "fingerprint", "a text that changes with the data"),
-        (len(shape) == 3 and all(side >= 1 for side in shape), "image_shape", "(height, width, channels)"),
-        (len(names) in (0, source.num_classes), "class_names", f"{source.num_classes} names, or none"),
-        ((source.mean is None) == (source.std is None), "mean", "given with std, or not at all"),
-        (source.mean is None or len(source.mean) == shape[-1], "mean", "one number per channel"),
+        (_makes_spec(shape), "image_shape", "(height, width, channels)"),
+        ((mean is None) == (std is None), "mean", "given with std, or not at all"),
+        (_makes_spec(shape, mean, std), "mean", "one number per channel, beside a std of one above 0 per channel"),
+        (source.image_dtype in _PIXELS, "image_dtype", "np.dtype('uint8') or np.dtype('float32')"),
+        (isinstance(names, tuple | list), "class_names", "a tuple of names, or ()"),
+        (isinstance(source.note, str), "note", "a text, perhaps ''"),
+        (isinstance(source.unreadable, dict), "unreadable", "a dictionary, {} at first"),
     ):
-        if not right:
-            raise ValueError(f"{attribute} is {getattr(source, attribute)!r}; it must be {must_be}")
-    if not hasattr(source, "input_spec"):  # which raises ValueError for the mistakes above
+        if not is_right:
+            raise ValueError(f"{attribute} is {getattr(source, attribute)!r:.200}; it must be {must_be}")
+    if not isinstance(getattr(source, "input_spec", None), InputSpec):
         raise ValueError("it has no input_spec; derive the class from mixedres.data.DataInfo")
+
+
+def _makes_spec(*arguments: Any) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(InputSpec(*arguments))
+    return False
 
 
 def check_batch(batch: Batch, source: Source, name: str, rows: int, *, has_mask: bool) -> None:
@@ -55,28 +74,41 @@ def check_batch(batch: Batch, source: Source, name: str, rows: int, *, has_mask:
     range; `name` is the name of the data set, and `has_mask` is for batches of an evaluation.
     """
     names = ("image", "label", "mask") if has_mask else ("image", "label")
-    if not isinstance(batch, dict) or not set(names) <= batch.keys():
+    if not isinstance(batch, dict) or set(names) != batch.keys():
         given = ", ".join(map(str, batch)) if isinstance(batch, dict) else type(batch).__name__
-        raise DataError(f"data set {name}: a batch is {given}; it must be a dictionary with {', '.join(names)}")
+        raise DataError(f"data set {name}: a batch is {given}; it must be a dictionary with {', '.join(names)} alone")
     kinds = {"image": (np.dtype(source.image_dtype), (rows, *source.image_shape)), "mask": (np.dtype(bool), (rows,))}
-    kinds["label"] = (batch["label"].dtype, (rows,))
     for key in names:
-        dtype, shape = kinds[key]
-        if batch[key].dtype != dtype or batch[key].shape != shape:
+        array = batch[key]
+        if not isinstance(array, np.ndarray | _jax_array()) or isinstance(array, np.ma.MaskedArray):
+            kind = f"{type(array).__module__}.{type(array).__qualname__}"
+            raise DataError(f"data set {name}: '{key}' of a batch is a {kind}; it must be an array of NumPy or JAX")
+        dtype, shape = kinds.get(key, (array.dtype, (rows,)))
+        if array.dtype != dtype or array.shape != shape:
             wanted = f"{dtype}{list(shape)}, by the batch size, image_shape and image_dtype"
             if key == "label":
                 wanted = f"int32{list(shape)}, the numbers of the classes; take the argmax of one-hot labels"
-            given = f"{batch[key].dtype}{list(batch[key].shape)}"
+            given = f"{array.dtype}{list(array.shape)}"
             raise DataError(f"data set {name}: '{key}' of a batch is {given}; it must be {wanted}")
     check_labels(batch, source.num_classes, name)
 
 
-def check_scale(batches: Iterator[Batch], source: Source, name: str) -> Iterator[Batch]:
+def _jax_array() -> type:
+    """Returns the class of JAX's arrays; a class of nothing before JAX is imported."""
+    jax = sys.modules.get("jax")
+    return jax.Array if jax is not None else type(None)
+
+
+def check_scale(batches: Iterable[Batch], source: Source, name: str) -> Iterator[Batch]:
     """Yields batches, of which the first is checked for images on another scale than the mean of the data set.
 
-    Raises DataError for floating-point images from 0 to 1, or with negative pixels, beside a mean on the scale 0 to
-    255: they would all be near one number. `name` is the name of the data set.
+    Raises DataError for what is no iterator, and for floating-point images from 0 to 1, or with negative pixels, beside
+    a mean on the scale 0 to 255: they would all be near one number. `name` is the name of the data set.
     """
+    if not isinstance(batches, Iterable):
+        kind = type(batches).__name__
+        raise DataError(f"data set {name}: its batches are {kind}; train_batches and eval_batches must yield batches")
+    batches = iter(batches)
     first = next(batches, None)
     if first is None:
         return

@@ -73,7 +73,7 @@ class Source(Protocol):
     ``config.data.name``.
 
     Batch sizes are global; a host gets its `Shard` of the rows. All hosts together have every row once, and each host
-    has the same number of batches.
+    has the same number of batches. A batch is copied, so a source may fill the same arrays again after each `yield`.
 
     Attributes:
       image_shape: (height, width, channels) of every image.
@@ -228,9 +228,10 @@ class Synthetic(DataInfo):
     """
 
     fingerprint = "synthetic"
+    is_constant = True  # one batch of training images, which stays on the device
 
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
-        """Yields the same batch object without end, so that the batch stays on the device."""
+        """Yields the same batch without end."""
         rows = shard.rows(batch_size)
         batch = {key: value[rows.start : rows.stop] for key, value in self._batch(batch_size, seed).items()}
         while True:
@@ -252,10 +253,13 @@ class Synthetic(DataInfo):
         return {"image": np.rint(127 + 60 * images).astype(self.image_dtype), "label": labels}
 
 
-def identity(source: Source) -> Record:
-    """Returns the identity of a data set and the network's input, as JSON; 'sizes' only if the data are files."""
-    sizes = getattr(source, "sizes", None)  # a source of a user need not have it
-    return {
+def identity(source: Source, *, with_sizes: bool = True) -> Record:
+    """Returns the identity of a data set and the network's input, as JSON; 'sizes' only if the data are files.
+
+    Numbers of NumPy become Python's. Without `with_sizes`, no file is asked for its size.
+    """
+    sizes = getattr(source, "sizes", None) if with_sizes else None  # a source of a user need not have it
+    known = {
         "input": source.input_spec.to_json(),
         "class_names": list(source.class_names),
         "num_classes": source.num_classes,
@@ -263,6 +267,7 @@ def identity(source: Source) -> Record:
         "eval_examples": source.eval_examples,
         "fingerprint": source.fingerprint,
     } | ({} if sizes is None else {"sizes": sizes})
+    return {key: value.item() if isinstance(value, np.generic) else value for key, value in known.items()}
 
 
 def training_order(examples: int, batch_size: int, seed: int, first_step: int) -> Iterator[tuple[int, np.ndarray]]:

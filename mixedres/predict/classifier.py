@@ -13,7 +13,7 @@ from mixedres._internal.cli import command_line
 from mixedres._internal.errors import ConfigError, config_errors
 from mixedres._internal.files import parse_json, read_regular
 from mixedres._internal.mesh import check_devices
-from mixedres._internal.names import MOST_SIDE
+from mixedres._internal.names import LONGEST_NAME, MOST_SIDE
 from mixedres._internal.types import Variables
 from mixedres.checkpoints import WeightsFile
 from mixedres.config import precision_of, unflatten
@@ -21,8 +21,6 @@ from mixedres.data import InputSpec, get_preprocessing
 
 # Largest file of class names, in bytes.
 _MOST_LABELS = 2**24
-# Longest name of a class, in characters.
-_LONGEST_NAME = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,9 +138,9 @@ def open_classifier(
         raise ConfigError(
             f"{len(names)} class names for a network of {model.num_classes} classes; name their file with --labels=FILE"
         )
-    if too_long := next((name for name in names if len(name) > _LONGEST_NAME), None):
+    if too_long := next((name for name in names if len(name) > LONGEST_NAME), None):
         raise ConfigError(
-            f"a class name has {len(too_long):,} characters, {too_long[:50]!r} ...; at most {_LONGEST_NAME}"
+            f"a class name has {len(too_long):,} characters, {too_long[:50]!r} ...; at most {LONGEST_NAME}"
         )
     names = (*names, *(str(index) for index in range(len(names), model.num_classes)))
     notes = (*notes, *filter(None, (file.note, checkpoints.note_of_version(file, model))))

@@ -130,10 +130,14 @@ def sum_over_images(
     batches = experiment.source.eval_batches(experiment.batch_size, shard=experiment.shard)
     batches = data.check_scale(batches, experiment.source, experiment.config.data.name)
     labels = np.zeros(experiment.source.num_classes, np.int64)  # how many images have each label
+    data_set, stated = f"data set {experiment.config.data.name}", experiment.source.eval_examples
+    correct = "correct eval_examples, eval_batches or its mask"
 
     def put(batch: data.Batch) -> Batch:
         placed = experiment.shard_batch(batch, has_mask=True)
         np.add.at(labels, batch["label"][batch["mask"]], 1)
+        if labels.sum() > stated:  # now, because the batches may have no end
+            raise DataError(f"{data_set}: more test images came than the {stated} of eval_examples; {correct}")
         return placed
 
     with data.Prefetch(batches, put, give_up=should_stop) as ready, contextlib.suppress(data.GaveUp):
@@ -160,14 +164,11 @@ def sum_over_images(
     on_host = jax.device_get(sums)
     frequent = {"most_frequent": labels.max()} if group.count == 1 else {}
     by_name = {name: on_host[name] | frequent for name in eval_steps}  # jax sorts the keys of a dict
-    counted, stated = int(next(iter(by_name.values()))["examples"]), experiment.source.eval_examples
+    counted = int(next(iter(by_name.values()))["examples"])
     if group.count == 1 and not experiment.source.unreadable and counted != stated:
-        raise DataError(
-            f"data set {experiment.config.data.name}: {counted} test images came, and eval_examples states {stated}; "
-            "correct eval_examples, eval_batches or its mask"
-        )
+        raise DataError(f"{data_set}: {counted} test images came, and eval_examples states {stated}; {correct}")
     if not all(int(counted["examples"]) for counted in by_name.values()):
-        raise DataError(f"none of the {experiment.source.eval_examples} test images can be read")
+        raise DataError(f"none of the {stated} test images can be read")
     return by_name
 
 

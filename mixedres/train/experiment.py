@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -96,14 +97,15 @@ class Experiment:
         return Shard(jax.process_index(), jax.process_count())
 
     def shard_batch(self, batch: HostBatch, *, has_mask: bool = False) -> Batch:
-        """Returns the global batch on the devices of all processes, from the part that this process read.
+        """Returns a copy of the global batch on the devices of all processes, from the part that this process read.
 
         Raises DataError as `mixedres.data.check_batch`; `has_mask` is for batches of an evaluation.
         """
         rows = len(self.shard.rows(self.batch_size))
         check_batch(batch, self.source, self.config.data.name, rows, has_mask=has_mask)
         place = partial(jax.make_array_from_process_local_data, self.batch_sharding)
-        return {name: place(array) for name, array in batch.items()}
+        # The array of a device may be a view of the array that it is made of, and a source may fill that again.
+        return {name: place(np.array(array)) for name, array in batch.items()}
 
     @property
     def compiler_options(self) -> dict[str, Any]:

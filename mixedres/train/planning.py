@@ -136,15 +136,20 @@ def plan(
             weights = expanded(config.init_from)
             check_weights_exist(weights)
     config = _with_batch_size(_with_source(_with_network(config, recorded, weights), source))
+    where = f"source={type(source).__name__}" if source is not None else f"config.data.name={config.data.name}"
     with config_errors("config.data"):
         source = source or data.load(**config.data, batch_size=config.batch_size)
+    with config_errors(where):
+        data.check_source(source)
+        identity = data.identity(source, with_sizes=directory is not None)
+        checkpoints.check_identity(identity)
     _check_size(config, source)
     chosen = Plan(config, directory, source, clean)
     if directory is not None and evaluates and (config.init_from is None or chosen.continues):
-        _check_evaluation(flatten(config), directory, data.identity(source))
+        _check_evaluation(flatten(config), directory, identity)
     if directory is not None and not evaluates and writes:
         run, flat = RunDirectory(directory), flatten(config)
-        run.check_claim(flat, clean=clean, data=data.identity(source))
+        run.check_claim(flat, clean=clean, data=identity)
         if not clean and (finished := run.finished(flat)):
             return dataclasses.replace(chosen, finished=finished)
     # From here on with JAX. The parts are made here, because making them finds their mistakes.
@@ -190,15 +195,10 @@ def _with_source(config: ConfigDict, source: data.Source | None) -> ConfigDict:
     """Returns the config with the name of the class of `source`, a data set of the user's, as `data.name`.
 
     Raises:
-      ConfigError: if the source has not the attributes and methods of `mixedres.data.Source`, and for keys that it does
-        not follow.
+      ConfigError: for keys that the source does not follow.
     """
     if source is None:
         return config
-    try:
-        data.check_source(source)
-    except ValueError as error:
-        raise ConfigError(f"source={type(source).__name__}: {error}") from None
     if config.data.augment != "none" or config.data.erasing:
         raise ConfigError("data.augment and data.erasing are for data sets of mixedres; augment in train_batches")
     return unflatten(flatten(config) | {"data.name": type(source).__name__})
@@ -214,11 +214,16 @@ def _with_batch_size(config: ConfigDict) -> ConfigDict:
 
 
 def _check_size(config: ConfigDict, source: data.Source) -> None:
-    """Raises ConfigError if a data set has too few images or classes."""
+    """Raises ConfigError if a data set has too few images or classes, or more names than classes."""
     if source.train_examples < config.batch_size:
         raise ConfigError(
             f"config.batch_size is {config.batch_size}, but config.data.name={config.data.name} has only "
             f"{source.train_examples} training images; set config.batch_size to at most that"
+        )
+    if len(source.class_names) > source.num_classes:
+        raise ConfigError(
+            f"config.data.name={config.data.name} has {len(source.class_names)} names for {source.num_classes} "
+            "classes; set num_classes or class_names of the data set"
         )
     if source.num_classes < 2 or source.eval_examples < 1:
         has = f"classes: {source.num_classes}, test images: {source.eval_examples}"

@@ -219,7 +219,8 @@ def _batches(parts: Parts, first_step: int) -> data.Prefetch[data.Batch, dict[st
     )
     name = experiment.config.data.name
     batches = data.endless(data.check_scale(batches, experiment.source, name), name)
-    return data.Prefetch(batches, experiment.shard_batch, give_up=parts.stops_alone)
+    is_constant = getattr(experiment.source, "is_constant", False)
+    return data.Prefetch(batches, experiment.shard_batch, give_up=parts.stops_alone, is_constant=is_constant)
 
 
 def _check_outcome(state: step.TrainState, result: Record) -> None:
