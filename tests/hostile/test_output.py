@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixedres._internal.cli import console
+from mixedres._internal.cli import console, progress
 from mixedres.data.datasets import folder
 from mixedres.data.images import chunks, preprocessing
 from mixedres.predict import __main__ as predict
@@ -38,6 +38,28 @@ def test_run_with_its_log_on_a_full_disk_succeeds(place):
 def test_run_whose_reader_has_gone_succeeds(place):
     status, said = shell(place, "| head -1; exit ${PIPESTATUS[0]}")
     assert status == 0 and said.startswith("mixedres ") and said.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-"])
+def test_run_without_standard_streams_succeeds(closed, place):
+    status, said = shell(place, closed)
+    assert status == 0 and (place / "run" / "summary.json").exists()
+    assert said.startswith("mixedres ") if closed == "2>&-" else said == ""
+    command = f"{sys.executable} -m mixedres.predict --from={place}/run {place}/no.jpg {closed}"
+    done = subprocess.run(["bash", "-c", command], env=environment(), cwd=ROOT, capture_output=True, timeout=240)
+    assert done.returncode == 2
+
+
+def test_program_without_a_console_shows_no_progress(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    shown = progress.StepProgress(10, 0, 16)
+    shown.update(1, {"loss": 1.0}, 1.0)
+    shown.close()
+    with progress.ImageProgress("decoding", 10) as images:
+        images.add()
+    console.complain("a mistake")
+    assert capsys.readouterr().out == ""
 
 
 def test_log_drops_lines_while_the_disk_is_full(place):

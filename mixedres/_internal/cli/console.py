@@ -29,7 +29,13 @@ def show(*lines: str) -> None:
 def complain(*lines: str) -> None:
     """Prints lines on stderr, as `say` does on stdout."""
     with contextlib.suppress(OSError):
-        print(*map(_readable, lines), sep="\n", file=sys.stderr, flush=True)
+        if sys.stderr is not None:  # `print` would take stdout
+            print(*map(_readable, lines), sep="\n", file=sys.stderr, flush=True)
+
+
+def is_terminal() -> bool:
+    """Returns whether a person watches stderr, which a program without a console may lack."""
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def printable(line: str) -> str:
@@ -52,7 +58,14 @@ def _readable(line: str) -> str:
 
 
 def prepare() -> None:
-    """Escapes, from now on, what the encodings of stdout and stderr lack."""
+    """Opens the null device for stdin, stdout and stderr where they are closed, as under cron, and escapes characters.
+
+    Without it a file of the run would get the number of a closed stream, to which libraries in C write. From now on,
+    characters that the encodings of stdout and stderr lack are escaped.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # by number: the lowest free one is taken
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (until the end)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

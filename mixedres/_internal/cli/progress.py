@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Mapping
 
@@ -37,7 +36,7 @@ class StepProgress:
             unit="step",
             dynamic_ncols=True,
             leave=False,
-            disable=not (bar and sys.stderr.isatty()),
+            disable=not (bar and console.is_terminal()),
         )
 
     def update(self, step: int, values: Mapping[str, float], training_seconds: float) -> None:
@@ -85,7 +84,7 @@ class ImageProgress:
         self._start = self._said = time.monotonic()
         self._first = done
         self._bar = None
-        if sys.stderr.isatty():
+        if console.is_terminal():
             self._bar = tqdm.tqdm(desc=label, total=total, initial=done, unit=" images", smoothing=0.05, leave=False)
 
     def __enter__(self) -> ImageProgress:
