@@ -146,15 +146,21 @@ def check_memory(compiled: Any, devices: Sequence[Any], smaller: str) -> None:
     analysis = compiled.memory_analysis()
     names = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
     needed = sum(getattr(analysis, name, 0) for name in names) - getattr(analysis, "alias_size_in_bytes", 0)
+    check_size(needed, devices, f"the program needs {{}} of memory where there are {{}}; set {smaller}")
+
+
+def check_size(needed: int, devices: Sequence[Any], problem: str) -> None:
+    """Raises MemoryShortage where each device, or the host for all of them, has no room for `needed` bytes.
+
+    `problem`: a line with two places {}, for the memory that is needed and for the memory that there is.
+    """
     own = sys.modules["jax"].process_index()  # those of other processes do not tell
     local = [device for device in devices if device.process_index == own]
     there = device_memory(local[0])
     if not there:
         needed, there = needed * len(local), host_memory()
     if needed > there:
-        raise MemoryShortage(
-            f"the program needs {gigabytes(needed)} of memory where there are {gigabytes(there)}; set {smaller}"
-        )
+        raise MemoryShortage(problem.format(gigabytes(needed), gigabytes(there)))
 
 
 def _readable(number: float, unit: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import pathlib
 from collections.abc import Sequence
 from functools import partial
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres import checkpoints, models
-from mixedres._internal import jax_compat
+from mixedres._internal import environment, jax_compat
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, MismatchError, OtherModelError, config_errors
 from mixedres._internal.files import expanded
@@ -139,15 +140,23 @@ def latest_start(experiment: Experiment, directory: pathlib.Path, initial: Initi
 
 
 def new_state(experiment: Experiment, initial: InitialWeights | None = None) -> TrainState:
-    """Returns the state before the first step, on the devices: random or from `initial`, whose note is printed."""
+    """Returns the state before the first step, on the devices: random or from `initial`, whose note is printed.
+
+    Raises MemoryShortage if the devices have no room for it.
+    """
     # Random initialization is a large program that runs once; on the CPU most of its time would be optimization.
     quick = jax_compat.options_for_one_run(experiment.devices[0].platform)
     sharding = experiment.replicated_sharding
-    init = jax.jit(experiment.init_state, out_shardings=sharding, compiler_options=quick)
-    if initial is None:
-        return steps.place_state(experiment, init())
-    console.say(initial.note)
-    return steps.place_state(experiment, initial.apply_to(init(), sharding))
+    init = jax.jit(experiment.init_state, out_shardings=sharding, compiler_options=quick).lower()
+    size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(init.out_info))
+    network = f"weights and optimizer of {experiment.config.model.name} for {experiment.model.num_classes:,} classes"
+    problem = f"{network} take {{}} of memory where there are {{}}; take a smaller network, or fewer classes"
+    environment.check_size(size, experiment.devices, problem)  # XLA waits for ever for memory that it does not get
+    state = init.compile()()
+    if initial is not None:
+        console.say(initial.note)
+        state = initial.apply_to(state, sharding)
+    return steps.place_state(experiment, state)
 
 
 def restore_newest(experiment: Experiment, saved: checkpoints.Checkpoints, *, set_aside: bool = False) -> Start | None:

@@ -10,7 +10,7 @@ import pytest
 
 from mixedres import main
 from mixedres._internal.cli import command_line, compilation
-from mixedres._internal.errors import ConfigError, TrainingError
+from mixedres._internal.errors import ConfigError, MemoryShortage, TrainingError
 from mixedres.checkpoints import RunDirectory, load, workdir
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.writers import MetricWriter
@@ -148,6 +148,13 @@ def test_step_larger_than_the_memory_is_refused_before_it_runs(place):
     sizes = ("--config.batch_size=400000", "--config.data.image_size=256", f"--workdir={place}/run")
     outcome = run_here(main.main, *config, *sizes)
     assert_one_line(outcome, 1, "GB of memory where there are", "a smaller config.batch_size")
+
+
+def test_network_larger_than_the_memory_is_refused_before_it_is_compiled(place):
+    config = run_cases.tiny("fp32", data__num_classes=10**9)
+    with pytest.raises(MemoryShortage, match=r"1,000,000,000 classes take [\d,.]+ GB of memory where"):
+        run_cases.fit(config, place / "run")
+    assert not (place / "run" / "config.json").exists()
 
 
 def test_workdirs_that_can_hold_no_checkpoint_are_refused(place):
