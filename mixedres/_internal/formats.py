@@ -1,5 +1,7 @@
 """The format number of every file that mixedres writes, and the version that wrote the file."""
 
+import re
+
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.names import __version__
 from mixedres._internal.types import Json, Record
@@ -37,3 +39,9 @@ def check_format(record: Json, where: object) -> None:
             f"{where} was made by mixedres {version:.40} in format {number}; this is mixedres {__version__}, which "
             f"reads formats up to {FORMAT}: upgrade mixedres"
         )
+
+
+def is_of_newer_version(record: Record) -> bool:
+    """Returns whether the stamp of a record names a newer version than this one, which may know other keys."""
+    there, here = (re.findall(r"\d{1,9}", str(version))[:3] for version in (record.get("mixedres"), __version__))
+    return list(map(int, there)) > list(map(int, here))

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 
 from mixedres._internal.errors import ConfigError
-from mixedres._internal.formats import check_format, without_stamp
-from mixedres._internal.names import LONGEST_NAME
+from mixedres._internal.formats import check_format, is_of_newer_version, without_stamp
+from mixedres._internal.names import LONGEST_NAME, __version__
 from mixedres._internal.types import Json, Record
 from mixedres.config import complete
 
@@ -157,7 +157,7 @@ def read_record(value: Json, where: object) -> Record:
       ConfigError: as for `check`, and if the config is invalid.
     """
     record = check(value, CheckpointRecord, where)
-    return record | {"config": read_flat(record["config"], where)}
+    return record | {"config": read_flat(record["config"], where, made=record)}
 
 
 def host_state(record: Record) -> HostState:
@@ -171,14 +171,23 @@ def with_host_state(record: Record, host: HostState) -> Record:
     return record | fields
 
 
-def read_flat(recorded: Mapping[str, Json], where: object) -> Record:
+def read_flat(recorded: Mapping[str, Json], where: object, made: Record | None = None) -> Record:
     """Returns a flat config, read at `where`, with all of today's keys.
 
+    `made`: the document around the config, which has the stamp; None: the config has the stamp itself.
+
     Raises:
-      ConfigError: for a config of a newer format, an unknown key, and an invalid value.
+      ConfigError: for a config of a newer format, an unknown key, and an invalid value. If a newer version of mixedres
+        wrote the config, the message says so.
     """
     check_format(recorded, where)
     try:
         return complete(without_stamp(dict(recorded)))
     except ConfigError as error:
+        stamp = dict(recorded) if made is None else made
+        if is_of_newer_version(stamp):
+            raise ConfigError(
+                f"{where} was made by mixedres {stamp['mixedres']!s:.40}; this is mixedres {__version__}, which cannot "
+                f"read it: upgrade mixedres ({str(error).partition('; ')[0]})"
+            ) from None
         raise ConfigError(f"{where}: {error}") from None

@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 
 from mixedres._internal.errors import ConfigError
@@ -132,13 +133,18 @@ class RunDirectory(RecordedRun):
     def check_name(self) -> None:
         """Raises ConfigError for a path in which no checkpoint can be written."""
         try:
-            os.fsencode(self.path).decode()
+            # Orbax takes the text, and other files the bytes; in a locale that is not UTF-8 they may differ.
+            if os.fsencode(self.path) != str(self.path).encode():
+                raise UnicodeError
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.lstat(self.path / CHECKPOINTS)
         except OSError as error:  # such as a name that is too long
             raise ConfigError(f"--workdir={self.path} cannot be used ({error.strerror}); name another") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"--workdir={self.path} is not UTF-8, which checkpoints need; name another") from None
+        except UnicodeError:
+            raise ConfigError(
+                f"--workdir={self.path} is not UTF-8 in the encoding of this locale, {sys.getfilesystemencoding()}; "
+                "checkpoints need that: name another, or set PYTHONUTF8=1"
+            ) from None
 
     @contextlib.contextmanager
     def _writable(self) -> Iterator[None]:

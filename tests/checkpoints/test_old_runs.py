@@ -134,6 +134,21 @@ def test_newer_format_is_refused_in_words(read):
         read()
 
 
+@pytest.mark.parametrize(("version", "is_newer"), [("9.9", True), ("0.3.1", True), ("0.2.9", False), (None, False)])
+def test_key_that_a_newer_version_added_asks_for_an_upgrade(version, is_newer):
+    config, stamp = {"epochs": 1, "batch_size": 8, "data.namer": 1}, formats.stamped({}) | {"mixedres": version}
+    sums = {"applied": [0, 0.0, 0.0], "all": [0, 0.0, 0.0]}
+    record = {"config": config, "devices": 1, "evaluated": None, "best": None, "pending_eval": None}
+    record |= {"log": {"line": sums, "eval": sums, "epoch_loss": None}}
+    upgrade = f"was made by mixedres {version}; this is mixedres {formats.__version__}, which cannot read it: upgrade "
+    upgrade += "mixedres (config key 'data.namer' is unknown)"
+    words = re.escape(upgrade if is_newer else "'data.namer' is unknown; did you mean data.name")
+    with pytest.raises(ConfigError, match=words):
+        documents.read_flat(config | stamp, "config.json")
+    with pytest.raises(ConfigError, match=words):
+        documents.read_record(record | stamp, "the newest checkpoint")
+
+
 def _record(run):
     metadata = json.loads((run / "checkpoints" / str(old_runs.STEPS) / "default" / "_METADATA").read_text())
     return json.loads(metadata["custom_metadata"]["record"])

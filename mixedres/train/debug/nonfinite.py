@@ -120,7 +120,7 @@ def load_step(directory: pathlib.Path) -> Saved:
     names.check_holds_step(directory)
     try:
         document = check(parse_json(read_regular(directory / DOCUMENT)), SavedStep, directory / DOCUMENT)
-        config = read_flat(document["config"], directory / DOCUMENT)
+        config = read_flat(document["config"], directory / DOCUMENT, made=document)
         state, batch = _read_arrays(directory / STATE), _read_arrays(directory / BATCH)
         batch = {name: batch[name].view(jnp.dtype(dtype)) for name, dtype in document["batch"].items()}
         return Saved(document["step"], config, state, batch)
