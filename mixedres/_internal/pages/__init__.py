@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from importlib import resources
 
+from mixedres._internal.cli.console import printable
+
 
 def fill(folder: str, parts: Mapping[str, str]) -> str:
     """Returns page.html of a folder of the package, with page.css as {{style}}, page.js as {{script}} and `parts`.
@@ -22,6 +24,6 @@ def fill(folder: str, parts: Mapping[str, str]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Returns a text for HTML that shows the text as it is."""
-    # Names may contain lone surrogates, which UTF-8 cannot encode.
-    return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()
+    """Returns a text for HTML that shows the text as it is, and control characters as on a terminal: escaped."""
+    shown = "\n".join(map(printable, text.split("\n")))
+    return html.escape(shown).encode("ascii", "xmlcharrefreplace").decode()

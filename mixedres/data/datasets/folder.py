@@ -318,19 +318,26 @@ def _classes(root: pathlib.Path, folder: str, left_out: _LeftOut, hint: str = ""
 
 
 def _below(root: pathlib.Path, directory: pathlib.Path, left_out: _LeftOut) -> list[str]:
-    paths, seen, own = [], set(), os.path.realpath(directory)
+    paths, beginning = [], "" if directory == root else directory.relative_to(root).as_posix()
+    seen = {_identity(parent) for parent in pathlib.Path(os.path.realpath(directory)).parents}
     for parent, folders, files in os.walk(directory, onerror=_raise, followlinks=True):
-        real = os.path.realpath(parent)
-        if real in seen or own.startswith(real + os.sep):  # a link that leads back, or out and up
+        own = _identity(parent)
+        if own in seen:  # a link that leads back, or out and up
             folders.clear()
             continue
-        seen.add(real)
+        seen.add(own)
         folders[:] = left_out.folders_of(pathlib.Path(parent), folders)
-        inside = pathlib.Path(parent).relative_to(root).as_posix()
+        inside = f"{beginning}{parent.removeprefix(os.fspath(directory))}".lstrip("/") or "."
         paths += [f"{inside}/{name}" for name in files if _is_image(name)]
         endings = (os.path.splitext(name)[1].lower() for name in files if not name.startswith("."))
         left_out.formats.update(ending for ending in endings if ending in _NOT_READ)
     return paths
+
+
+def _identity(directory: str | os.PathLike[str]) -> tuple[int, int]:
+    """Returns what is the same for all paths of a directory; much faster than its real path, if it lies deep."""
+    found = os.stat(directory)
+    return found.st_dev, found.st_ino
 
 
 def _raise(error: OSError) -> None:

@@ -116,6 +116,16 @@ def test_links_to_images_and_folders(tmp_path):
     assert found == list(zip(paths, (0, 1, 1, 1), strict=True))
 
 
+def test_deep_folders_take_as_many_calls_as_there_are_folders(tmp_path, monkeypatch):
+    fill(tmp_path, "a/1.jpg", "a/2.jpg", f"b/{'d/' * 200}1.jpg", "b/2.jpg")
+    calls = collections.Counter()
+    for name in ("lstat", "stat", "readlink"):
+        call = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, name=name, call=call, **k: calls.update([name]) or call(*a, **k))
+    assert len(folder.scan(tmp_path).train) + len(folder.scan(tmp_path).eval) == 4
+    assert calls.total() < 2 * 200 * 8
+
+
 def one_folder(root, sizes, part=""):
     fill(root, *(f"{part}{name}/{index:03d}.jpg" for name, size in sizes.items() for index in range(size)))
 
