@@ -220,10 +220,11 @@ def _stored(name: str, options: Options) -> Source:
             f"{preprocessing.image_dtype}; set data.preprocessing=official_fast or torch, or data.augment=none"
         )
     splits = (options.train_split, options.eval_split)
+    max_pixels = min(options.max_pixels or decoding.MAX_PIXELS, decoding.MAX_PIXELS)
     if name == "folder":
         root = _directory(options, "the folder of images")
         data_set = folder.scan(root, *splits, options.eval_fraction, options.split_seed)
-        data_set = quick_look.look(data_set, root, refuse=options.on_error == "raise")
+        data_set = quick_look.look(data_set, root, refuse=options.on_error == "raise", max_pixels=max_pixels)
     else:
         data_set = tfds.open_data_set(name.removeprefix(PREFIX), options.dir, *splits)
     if options.background:
@@ -246,7 +247,7 @@ def _stored(name: str, options: Options) -> Source:
         threads=options.threads or max(1, cpus // max(1, options.workers)),
         workers=options.workers,
         on_error=options.on_error,
-        max_pixels=min(options.max_pixels or decoding.MAX_PIXELS, decoding.MAX_PIXELS),
+        max_pixels=max_pixels,
     )
 
 

@@ -42,11 +42,17 @@ def check_photographs(arguments: Sequence[str]) -> None:
         help="fraction of every class to hold out without such a folder (default 0.2)",
     )
     parser.add_argument("--split_seed", type=int, default=0, help="random seed of the images held out (default 0)")
+    parser.add_argument(
+        "--max_pixels", type=int, help="most pixels of a readable image, as data.max_pixels (default 178,956,970)"
+    )
     options = parser.parse_args(arguments)
+    if options.max_pixels is not None and options.max_pixels < 1:
+        raise ConfigError(f"--max_pixels is {options.max_pixels}; it must be at least 1")
     signals.raise_interrupts()
     # Imported here so that --help and a mistake in the command need not wait for the image libraries.
     from mixedres.data.check.report import check_folder
     from mixedres.data.datasets.folder import scan
+    from mixedres.data.images.decoding import MAX_PIXELS
 
     given = options.directory
     names = ("train_split", "eval_split", "eval_fraction", "split_seed")
@@ -55,7 +61,7 @@ def check_photographs(arguments: Sequence[str]) -> None:
         data_set = scan(given, **division)
     except ValueError as error:
         raise ConfigError(str(error).replace("--config.data.train_split", "--train_split")) from None
-    report = check_folder(data_set)
+    report = check_folder(data_set, min(options.max_pixels or MAX_PIXELS, MAX_PIXELS))
     text = json.dumps(report.to_json(), indent=1).splitlines() if options.json else report.lines(given, division)
     console.show(*text)
     if report.problems:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import cv2
@@ -51,21 +52,28 @@ class Facts(NamedTuple):
     pages: int = 1
 
 
-def inspect_files(paths: Sequence[str], label: str = "checking") -> Iterator[Facts]:
-    """Yields the facts about each file, in order; threads read, decode and hash the files, and show the progress."""
+def inspect_files(paths: Sequence[str], max_pixels: int) -> Iterator[Facts]:
+    """Yields the facts about each file, in order; threads read, decode and hash the files, and show the progress.
+
+    A file with more than `max_pixels` pixels counts as damaged.
+    """
     cv2.setNumThreads(0)  # every image has a thread of ours already
     parts = (paths[start : start + _TASK] for start in range(0, len(paths), _TASK))
-    with ImageProgress(label, len(paths)) as progress:
-        for facts in map_ahead(lambda part: [inspect(path) for path in part], parts, available_cpus(), _AHEAD):
+    with ImageProgress("checking", len(paths)) as progress:
+        for facts in map_ahead(partial(_inspect_all, max_pixels), parts, available_cpus(), _AHEAD):
             yield from facts
             progress.add(len(facts))
 
 
-def inspect(path: str) -> Facts:
+def _inspect_all(max_pixels: int, paths: Sequence[str]) -> list[Facts]:
+    return [inspect(path, max_pixels) for path in paths]
+
+
+def inspect(path: str, max_pixels: int) -> Facts:
     """Reads and decodes a file as training does; a JPEG at an eighth of its size, which reads all of its data."""
     try:
         data = read_regular(path, MAX_BYTES)
-        head = decoding.read_header(data, apply_exif=True)
+        head = decoding.read_header(data, apply_exif=True, max_pixels=max_pixels)
         pixels = decoding.decode_image(data, head, shrink=8 if head.is_jpeg else 1)
         mode, pages = (_JPEG_MODES.get(head.colorspace, head.colorspace), 1) if head.is_jpeg else _mode_and_pages(data)
     except (OSError, ValueError) as error:

@@ -15,11 +15,12 @@ _MOST_FILES, _SOME_FILES = 5000, 64
 _MOST_BYTES = 2**26
 
 
-def look(data_set: Dataset, directory: str, *, refuse: bool) -> Dataset:
+def look(data_set: Dataset, directory: str, *, refuse: bool, max_pixels: int) -> Dataset:
     """Returns a folder with a longer note, after a look at its images as `mixedres check` looks at all.
 
     The files are decoded whose first or last bytes are suspect, and then the smallest, up to 64 MiB: all files of a
-    small folder. Of a folder with more than 5,000 images, 64 files are looked at.
+    small folder. Of a folder with more than 5,000 images, 64 files are looked at. A file with more than `max_pixels`
+    pixels counts as damaged.
 
     Raises:
       ValueError: if images are damaged, and `refuse` is true.
@@ -33,7 +34,7 @@ def look(data_set: Dataset, directory: str, *, refuse: bool) -> Dataset:
             break
         chosen.add(path)
     decoded = [path for path in looked_at if path in chosen]
-    facts = dict(zip(decoded, inspect_files(decoded), strict=True))
+    facts = dict(zip(decoded, inspect_files(decoded, max_pixels), strict=True))
     damaged = [f"{path}: {known.problem}" for path, known in facts.items() if known.problem]
     if damaged and refuse:
         least = "at least " if len(decoded) < len(paths) else ""

@@ -130,11 +130,12 @@ class FolderReport:
                     yield f"  and {len(groups) - _MOST_LISTED:,} more; --json lists all"
 
 
-def check_folder(data_set: Dataset) -> FolderReport:
+def check_folder(data_set: Dataset, max_pixels: int) -> FolderReport:
     """Decodes every image of a folder, and returns the report.
 
     Args:
       data_set: the result of `mixedres.data.datasets.folder.scan`.
+      max_pixels: most pixels of an image; a larger image counts as damaged.
     """
     parts = [part for part in (data_set.train, data_set.eval) if isinstance(part, ImageFolder)]
     images = [
@@ -143,7 +144,7 @@ def check_folder(data_set: Dataset) -> FolderReport:
         for path, label in zip(part.paths, part.labels.tolist(), strict=True)
     ]
     root = parts[0].root
-    facts = list(inspect_files([f"{root}/{image['file']}" for image in images]))
+    facts = list(inspect_files([f"{root}/{image['file']}" for image in images], max_pixels))
     names = data_set.class_names
     counts = [np.bincount(part.labels, minlength=len(names)).tolist() for part in parts]
     usable = [known for known in facts if not known.problem]

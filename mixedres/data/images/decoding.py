@@ -6,7 +6,7 @@ import io
 import math
 import threading
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -20,12 +20,24 @@ from mixedres._internal.errors import one_line
 MIN_SIDE = 4
 # Most pixels of an image: more are a mistake or an attack (Pillow's limit).
 MAX_PIXELS = 2 * 89_478_485
-# Memory that decoding takes at most, in bytes a pixel (measured): libjpeg holds the coefficients of a progressive
-# image, and Pillow converts. 60,000 mutants of TIFF, GIF, BMP and PPM took at most 24, those of many strips.
-_BYTES_JPEG, _BYTES_PILLOW, _BYTES_TIFF = 6, 14, 24
+# Memory that simplejpeg takes at most, in bytes a pixel (measured): libjpeg holds the coefficients of a progressive
+# image, of which one with four channels has twice as many.
+_BYTES_JPEG, _BYTES_CMYK = 6, 12
 # Most pixels a byte of a JPEG, twice what is possible: each block of 64 pixels has at least one bit, for a DC
 # coefficient that did not change. A file with more is damaged, and would take half a minute to decode.
 _MOST_PIXELS_A_BYTE = 2 * 8 * 64
+# Pixels that are converted at a time.
+_BLOCK = 2**20
+# Bytes of the words of a text that Pillow holds at a time: it reads a megabyte, and a word of two bytes takes 49.
+_BYTES_WORDS = 2**19 * 49
+# Bytes that Pillow takes beside each row, which count if rows are short, and bytes a pixel by mode; other modes have 4.
+_BYTES_ROW, _BYTES_HELD = 48, {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2}
+# Tags of a TIFF with their defaults: TileWidth, TileLength, BitsPerSample; and RowsPerStrip (TIFF 6.0, sections 8, 15).
+_TILE_AND_BITS, _ROWS_PER_STRIP = ((322, None), (323, None), (258, 1)), 278
+# Largest size of a tile of a TIFF, in sizes of the image.
+_MOST_TILES = 4
+# The nearest of 256 levels for each of 65,536: 65,535 / 255 = 257.
+_LEVELS = np.asarray((np.arange(65536) + 128) // 257, np.uint8)
 # Images that take fewer bytes do not wait for memory. Most images take fewer.
 _SMALL = 2**23
 
@@ -168,7 +180,8 @@ def decode_image(
     count = head.height * head.width
     if head.is_jpeg:
         # simplejpeg raises ValueError for damage and for variants that Pillow may know.
-        with _memory(_BYTES_JPEG * count), contextlib.suppress(ValueError):
+        each = _BYTES_CMYK if head.colorspace in ("CMYK", "YCCK") else _BYTES_JPEG
+        with _memory(each * count), contextlib.suppress(ValueError):
             sides = (head.width, head.height) if head.orientation > 4 else (head.height, head.width)
             # simplejpeg takes the smallest size that is no smaller than these.
             smallest = {"min_height": -(-sides[0] // shrink), "min_width": -(-sides[1] // shrink)} if shrink > 1 else {}
@@ -176,8 +189,9 @@ def decode_image(
             buffer = BUFFERS.get("decoded", (channels * count,), np.uint8) if reuse else None
             decoded = simplejpeg.decode_jpeg(data, colorspace, fastdct=fast_dct, buffer=buffer, **smallest)
             return _turned(decoded, head.orientation)
-    with _memory((_BYTES_TIFF if _is_tiff(data) else _BYTES_PILLOW) * count):
-        pixels = _turned(_decode_with_pillow(data, channels), head.orientation)
+    image = open_with_pillow(data)
+    with _memory(_bytes_to_decode(image)):
+        pixels = _turned(_decode_with_pillow(image, channels), head.orientation)
         if shrink > 1:
             size = (-(-head.width // shrink), -(-head.height // shrink))
             pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA).reshape(size[1], size[0], channels)
@@ -220,24 +234,67 @@ def open_with_pillow(data: bytes) -> Image.Image:
         raise ValueError(_reason(error)) from error
 
 
-def _decode_with_pillow(data: bytes, channels: int) -> np.ndarray:
-    image = open_with_pillow(data)
+def _decode_with_pillow(image: Image.Image, channels: int) -> np.ndarray:
+    """Returns the pixels; converts some rows at a time, because copies of a large image would take most memory."""
     if image.mode == "F":
         raise ValueError(
             "its pixels are floating-point numbers of an unknown range; save it with 8 or 16 bits a channel"
         )
     try:
-        if image.mode.startswith("I"):  # 16 bits a pixel, which convert() would clip
-            values = np.asarray(image, np.float64)
-            image = Image.fromarray(np.clip(values / 257.0 + 0.5, 0, 255).astype(np.uint8))
-        if image.mode == "P":
-            image = image.convert("RGBA")
-        pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
+        image.load()
+        pixels = np.empty((image.height, image.width, channels), np.uint8)
+        rows = max(1, _BLOCK // image.width)
+        for top in range(0, image.height, rows):
+            box = (0, top, image.width, min(top + rows, image.height))
+            block = image if rows >= image.height else image.crop(box)
+            pixels[top : top + rows] = _converted(block, channels)
     except MemoryError:  # not a fault of the image
         raise
     except Exception as error:
         raise ValueError(_reason(error)) from error
-    return np.ascontiguousarray(pixels).reshape(image.height, image.width, channels)
+    return pixels
+
+
+def _converted(image: Image.Image, channels: int) -> np.ndarray:
+    if image.mode.startswith("I"):  # 16 bits a pixel, which convert() would clip
+        levels: np.ndarray = _LEVELS[np.clip(np.asarray(image), 0, 65535)]
+        return levels[..., None]
+    if image.mode == "P":
+        image = image.convert("RGBA")
+    return np.asarray(image.convert("RGB" if channels == 3 else "L")).reshape(image.height, image.width, channels)
+
+
+def _bytes_to_decode(image: Any) -> int:
+    """Returns the memory that `_decode_with_pillow` takes, which is 7 bytes a pixel for most images; measured.
+
+    Raises ValueError for a TIFF whose tiles are much larger than the image: each would be decoded whole.
+    """
+    count: int = image.width * image.height
+    held = _BYTES_HELD.get(image.mode, 4)
+    codec, beside = image.tile[0][0] if image.tile else "", 3 * count  # the result
+    if image.format == "WEBP":
+        beside = 12 * count
+    elif image.format in ("JPEG", "MPO"):
+        beside = 8 * count  # coefficients of a progressive image with four channels
+    elif codec in ("ppm", "ppm_plain"):  # in Python
+        beside = max(2 * held + 1, 4) * count + _BYTES_WORDS * (codec == "ppm_plain")
+    elif codec == "libtiff":
+        beside = max(beside, _bytes_of_a_part(image))
+    return int(held * count + beside + _BYTES_ROW * image.height)
+
+
+def _bytes_of_a_part(image: Any) -> int:
+    """Returns the size of a tile or strip of a TIFF, which libtiff decodes whole; raises ValueError for a huge tile."""
+    width, length, bits = (image.tag_v2.get(tag, default) for tag, default in _TILE_AND_BITS)
+    try:
+        if width is None or length is None:
+            width, length = image.width, min(image.tag_v2.get(_ROWS_PER_STRIP, image.height), image.height)
+        size = width * length * sum(bits if isinstance(bits, tuple) else (bits,)) // 8
+    except TypeError:
+        raise ValueError("the size of its tiles or strips is no number") from None
+    if width * length > max(_MOST_TILES * image.width * image.height, _BLOCK):
+        raise ValueError(f"its tiles have {width}x{length} pixels, many more than the image")
+    return int(size)
 
 
 def _reason(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """Images in every variant against Pillow's reading of them, and files that are none."""
 
 import io
+import os
 import struct
 import subprocess
 import sys
@@ -104,6 +105,68 @@ def test_sixteen_bits_are_rounded_to_eight():
     assert set(np.unique(expected)) == set(range(256))
     np.testing.assert_array_equal(decoded(data, channels=1)[..., 0], expected)
     np.testing.assert_array_equal(decoded(data), np.repeat(expected[..., None], 3, 2))
+
+
+def tiff(sides, tile, bits=8):
+    """A gray TIFF of zeros with these sides, in one tile."""
+    packed = zlib.compress(bytes(tile[0] * tile[1] * bits // 8))
+    sizes = [(256, sides[1]), (257, sides[0]), (322, tile[1]), (323, tile[0]), (325, len(packed))]
+    tags = [(tag, 4, 1, value) for tag, value in sizes]
+    tags += [(tag, 3, 1, value) for tag, value in ((258, bits), (259, 8), (262, 1), (277, 1), (324, 8))]
+    entries = b"".join(struct.pack("<HHII", *tag) for tag in sorted(tags))
+    return b"II*\0" + struct.pack("<I", 8 + len(packed)) + packed + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+def run_length_bmp(side):
+    """A gray BMP of one color, in runs."""
+    rows = (b"".join(bytes([min(255, side - x), 7]) for x in range(0, side, 255)) + b"\0\0") * side + b"\0\1"
+    palette = b"".join(bytes([x, x, x, 0]) for x in range(256))
+    header = struct.pack("<IiiHHIIiiII", 40, side, side, 1, 8, 1, len(rows), 0, 0, 256, 0)
+    return b"BM" + struct.pack("<IHHI", 1078 + len(rows), 0, 0, 1078) + header + palette + rows
+
+
+# Prints how the most memory that decoding takes compares with what is reserved, for each file in a directory.
+MEMORY = """
+import pathlib, sys
+from mixedres.data.images import decoding
+decoding._BLOCK = 2**13  # so that rows that are converted together hardly count
+def kilobytes(name):
+    return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
+for path in [path for path in sorted(pathlib.Path(sys.argv[1]).iterdir()) for _ in range(2)]:
+    data = path.read_bytes()
+    head, reserved = decoding.read_header(data), decoding._bytes_to_decode(decoding.open_with_pillow(data))
+    open("/proc/self/clear_refs", "w").write("5")  # the peak is counted anew
+    before = kilobytes("VmRSS")
+    decoding.decode_image(data, head)
+    print(path.name, 1024 * (kilobytes("VmHWM") - before) / reserved)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_memory_that_is_reserved_is_the_memory_that_decoding_takes(tmp_path):
+    side = 1600
+    gray = np.repeat(np.repeat(made.noise(16, 16, 1)[..., 0], 100, 0), 100, 1)
+    deep, color = gray.astype(np.uint16) * 257, np.repeat(gray[..., None], 3, 2)
+    files = {"gray16.png": made.encoded(Image.fromarray(deep), "PNG"), "rgb.png": made.encoded(color, "PNG")}
+    files |= {"gray16.tif": made.encoded(Image.fromarray(deep), "TIFF"), "rgb.tif": made.encoded(color, "TIFF")}
+    files |= {"packed.tif": made.encoded(color, "TIFF", compression="tiff_deflate"), "runs.bmp": run_length_bmp(side)}
+    files |= {"tile.tif": tiff((side, side), (2 * side, 2 * side), 16), "gray.png": made.encoded(gray, "PNG")}
+    files |= {"rgb.webp": made.encoded(color, "WEBP"), "palette.gif": made.encoded(Image.fromarray(gray), "GIF")}
+    files["text.pgm"] = b"P2 1000 1000 65535\n" + b"7 " * 1_000_000
+    made.write_files(tmp_path, files)
+    returned = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # so that memory that is freed counts no more
+    options = {"capture_output": True, "text": True, "check": True, "env": returned}
+    ended = subprocess.run([sys.executable, "-c", MEMORY, tmp_path], **options)
+    ratios = {name: float(ratio) for name, ratio in map(str.split, ended.stdout.splitlines())}  # the second of each
+    assert ratios.keys() == files.keys()
+    text = ratios.pop("text.pgm")  # whose words take more than its pixels
+    assert {name: ratio for name, ratio in ratios.items() if not 0.9 < ratio < 1.1} == {} and text < 1.1
+
+
+def test_tiles_much_larger_than_the_image_are_refused():
+    assert not decoded(tiff((64, 64), (256, 256))).any()
+    with pytest.raises(ValueError, match="its tiles have 4096x2048 pixels, many more than the image"):
+        decoded(tiff((64, 64), (2048, 4096)))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
