@@ -270,6 +270,27 @@ def test_measured_numbers_name_their_source(name):
         assert not found or SOURCE.search(block) or path == readme.PAGE, f"{found} in: {block}"
 
 
+# Words of a promise that a test can break.
+PROMISE = re.compile(
+    r"refused|nothing (?:was|is) |no bit|same bits|skipped|escaped|compared|are not taken|warning|trusted"
+)
+
+
+@pytest.mark.parametrize("name", ["SECURITY.md", "docs/runs.md"])
+def test_promises_name_their_tests(name):
+    """In a comment of the same row, item or paragraph: <!-- tests: test_one test_another -->."""
+    text = re.sub(r"```.*?```|^    .*?$|^#.*?$", "", (ROOT / name).read_text(), flags=re.M | re.S)
+    functions = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+    }
+    for block in re.split(r"\n\s*\n|\n(?=- |\d\. |\|)", text):
+        tests = re.findall(r"test_\w+", " ".join(re.findall(r"<!-- tests: (.*?) -->", block)))
+        assert tests or not PROMISE.search(block), f"no test is named beside: {block}"
+        assert set(tests) <= functions, set(tests) - functions
+
+
 def test_live_pages_are_small_and_self_contained():
     pages = sorted((ROOT / "docs" / "live").glob("*.html"))
     assert len(pages) >= 5

@@ -128,6 +128,7 @@ def test_tensors_that_are_no_weights_are_refused(place):
     for bad, words in (
         (kernel.astype(np.int64), "params/head/kernel is .*; weights are float16, bfloat16, float32, float64"),
         (np.full(kernel.shape, 1e300), "numbers that are not finite in float32"),
+        (kernel[None, None, None], "axes"),
     ):
         checkpoints.write_weights(place / "bad.safetensors", good | {"params/head/kernel": bad})
         with pytest.raises(WeightsError, match=words):

@@ -1,6 +1,8 @@
 """The directory of a run: moved, removed, linked, damaged, full, and what else stands in it."""
 
 import contextlib
+import errno
+import fcntl
 import functools
 import json
 import os
@@ -164,6 +166,16 @@ def test_workdirs_that_can_hold_no_checkpoint_are_refused(place):
     outcome = run("mixedres.main", "--config=digits", f"--workdir={place}/läufe", env=other_locale)
     assert_one_line(outcome, 2, "is not UTF-8 in the encoding of this locale, ascii; ", "set PYTHONUTF8=1")
     assert list(place.iterdir()) == []
+
+
+def test_missing_locks_are_a_warning(place, monkeypatch, capsys):
+    def flock(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    train(place / "run")
+    assert f"{place}/run cannot be locked (No locks available); make sure that nothing else" in capsys.readouterr().out
+    assert not RunDirectory(place / "run").in_use()
 
 
 def test_compiled_programs_of_other_users_are_not_loaded(place, monkeypatch):

@@ -31,6 +31,8 @@ def test_pipes_devices_and_huge_images_are_refused(place):
     os.mkfifo(place / "train" / "cat" / "pipe.png")
     (place / "train" / "dog" / "zeros.png").symlink_to("/dev/zero")
     Image.new("L", (200, 100)).save(place / "train" / "cat" / "large.png")
+    with (place / "train" / "cat" / "bytes.png").open("wb") as sparse:
+        sparse.truncate(2**30 + 1)
     options = {"dir": str(place), "image_size": 8, "batch_size": 11, "threads": 1}
     source = data.load("folder", **options, on_error="skip", max_pixels=19999)
     batches = source.train_batches(11, seed=0)
@@ -38,8 +40,9 @@ def test_pipes_devices_and_huge_images_are_refused(place):
     batches.close()
     reasons = {name.rpartition("/")[2]: reason for name, reason in source.unreadable.items()}
     assert reasons.pop("large.png").startswith("it has 200x100 pixels; at least 4 a side and at most 19,999 in all")
+    assert "more than 1,073,741,824" in reasons.pop("bytes.png")
     assert reasons == {"pipe.png": "not a regular file", "zeros.png": "not a regular file"}
-    with pytest.raises(ValueError, match=r"2 of the 19 images are damaged: .*not a regular file"):
+    with pytest.raises(ValueError, match=r"at least 2 of the 20 images are damaged: .*not a regular file"):
         data.load("folder", **options)
 
 

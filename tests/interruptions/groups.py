@@ -35,7 +35,7 @@ RUN = (
     "--config.log_every=1",
     "--config.log_resources_every=0",
 )
-PLACES = ("start", "compile", "step", "evaluation", "checkpoint", "end")
+PLACES = ("start", "compile", "first step", "step", "evaluation", "checkpoint", "end")
 # Seconds of a stop, which is shorter than the timeout after which a process counts as lost.
 STOPPED = 5.0
 _FORKS = multiprocessing.get_context("forkserver")
@@ -138,6 +138,7 @@ def _arm(fault, log):
     owner, name, call = {
         "start": (main, "train_or_evaluate", 1),
         "compile": (run, "_compile", 1),
+        "first step": (distributed.ProcessGroup, "progress", 1),
         "step": (distributed.ProcessGroup, "progress", FAULTY_STEP),
         "evaluation": (evaluation, "sum_over_images", 1),
         "checkpoint": (Checkpoints, "save", 2),
