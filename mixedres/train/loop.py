@@ -154,6 +154,9 @@ class Loop:
         """Waits for the disk; raises TrainingError if the checkpoint of the `last` step is not on it."""
         with self.parts.group.pause():
             problems = self.parts.saved.finish()
+            if self.parts.saved.latest_step() != last and self.parts.group.count == 1:
+                self._save(last)  # once more: the error may have passed
+                problems += self.parts.saved.finish()
         self._check_place(last)
         newest = self.parts.saved.latest_step()
         if newest == last:
