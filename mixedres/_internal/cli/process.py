@@ -77,12 +77,14 @@ def _without_orbax(hook: Callable[[Any], Any]) -> Callable[[Any], None]:
 def leave(status: int) -> NoReturn:
     """Flushes stdout and stderr, and ends the process with `status`.
 
-    The interpreter's own shutdown is skipped in two cases. If `status` is above 128, a signal interrupted the process:
-    after a Ctrl-C during a compilation the shutdown can crash (segmentation fault, seen with JAX 0.10.2). If a run of
-    several processes ends with an error, the shutdown can wait for the other processes.
+    The interpreter's own shutdown is skipped in three cases. If `status` is above 128, a signal interrupted the
+    process: after a Ctrl-C during a compilation the shutdown can crash (segmentation fault, seen with JAX 0.10.2). If a
+    run of several processes ends with an error, the shutdown can wait for the other processes. If a checkpoint could
+    not be begun, it waits five minutes for threads of Orbax 0.12, which wait for a signal of that checkpoint.
     """
     console.give_up()
     jax = sys.modules.get("jax")
-    if status > 128 or (status and jax is not None and jax.distributed.is_initialized()):
+    waits = any(type(thread).__module__.startswith("orbax") for thread in threading.enumerate())
+    if status > 128 or waits or (status and jax is not None and jax.distributed.is_initialized()):
         os._exit(status)
     sys.exit(status)
