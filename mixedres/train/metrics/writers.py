@@ -102,6 +102,9 @@ class MetricWriter:
     def close(self) -> None:
         """Flushes and closes the files."""
         self._lines.close()
+        # If the clock goes back by a month, tensorboardX's thread ends, and Python would wait at its end for the queue.
+        if queue := getattr(self._events.file_writer.event_writer, "_event_queue", None):
+            queue.cancel_join_thread()
         self._events.close()
 
 
