@@ -7,6 +7,7 @@ last line.
 
 import contextlib
 import ctypes
+import errno
 import os
 import re
 import signal
@@ -46,11 +47,15 @@ def join(
       timeout: seconds to wait for the other processes, here and for a heartbeat later; > 0.
 
     Raises:
-      ConfigError: if `distributed` finds no job, or the processes cannot join.
+      ConfigError: if `distributed` finds no job, the port is taken, or the processes cannot join.
     """
     given = (coordinator, num_processes, process_id)
     if not distributed and coordinator is None:
         return SINGLE
+    # By default JAX listens at all addresses of process 0, and accepts every connection.
+    bound = coordinator if coordinator and is_here(coordinator) else None
+    if bound and process_id == 0:
+        check_port(bound)
     # JAX's preemption service would take SIGTERM away from Python; see `ProcessGroup.stop_agreed`.
     jax.config.update("jax_enable_preemption_service", False)
     output = os.dup(2)
@@ -61,8 +66,6 @@ def join(
             os.write(output, f"mixedres: {why(said, *given, timeout)}\n".encode())
             os._exit(2)
 
-        # By default JAX listens at all addresses of process 0, and accepts every connection.
-        bound = coordinator if coordinator and is_here(coordinator) else None
         on_abort(last_word)
         os.dup2(captured.fileno(), 2)
         try:
@@ -102,6 +105,18 @@ def is_here(address: str) -> bool:
                 trial.bind(place)
                 return True
     return False
+
+
+def check_port(address: str) -> None:
+    """Raises ConfigError if another program listens at 'HOST:PORT', where JAX 0.12 would fail, or crash."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host.strip("[]"), int(port)), family=family).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            taken = f"another program listens at --coordinator={address}"
+            raise ConfigError(f"{taken}; name another port, in every process") from None
 
 
 def why(said: str, address: str | None, count: int | None, index: int | None, timeout: float) -> str:

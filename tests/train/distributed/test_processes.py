@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import types
@@ -373,7 +374,12 @@ def test_processes_that_cannot_join_name_the_reason():
     duplicates = [start(["-c", code, f"127.0.0.1:{port}", str(index)]) for index in (0, 1, 1)]
     lonely = start(["-c", code, f"127.0.0.1:{silent}", "1"])
     unscheduled = start(["-c", "from mixedres.train import distributed; distributed.join(True)"])
-    *joined, refused, (status, _, err) = finish([*duplicates, lonely, unscheduled])
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        *joined, refused, (_, _, listens), (status, _, err) = finish(
+            [*duplicates, lonely, start(["-c", code, taken, "0"]), unscheduled]
+        )
+    assert f"another program listens at --coordinator={taken}; name another port, in every process" in listens
     assert status == 1 and "ConfigError: --distributed found no SLURM" in err and "--coordinator=HOST:PORT" in err
     for status, _, err in (*joined, refused):
         assert status == 2 and err.count("\n") == 1, err
