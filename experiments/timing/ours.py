@@ -68,7 +68,7 @@ class Evaluation(Ours):
         built = _experiment_of(task, preset)
         self._variables, self._zero_sums = _state(task, built).eval_variables, steps.zero_sums(built)
         mask = np.ones(len(task.labels), bool)
-        self._batch = built.shard_batch({"image": task.images, "label": task.labels, "mask": mask})
+        self._batch = built.shard_batch({"image": task.images, "label": task.labels, "mask": mask}, has_mask=True)
         arguments = (self._variables, steps.eval_batch_shapes(built), None, self._zero_sums)
         self._program = steps.eval_step(built).lower(*arguments).compile()
 
