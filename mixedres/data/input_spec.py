@@ -53,7 +53,7 @@ class InputSpec:
                 if (values := getattr(self, name)) is not None:
                     object.__setattr__(self, name, tuple(float(0.0 + value) for value in values))
             height, width, channels = self.shape
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{self} is not a shape with a normalization ({error})") from None
         numbers = [value for values in (self.mean, self.std) if values is not None for value in values]
         good = (

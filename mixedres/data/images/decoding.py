@@ -285,13 +285,13 @@ def _bytes_to_decode(image: Any) -> int:
 
 def _bytes_of_a_part(image: Any) -> int:
     """Returns the size of a tile or strip of a TIFF, which libtiff decodes whole; raises ValueError for a huge tile."""
-    width, length, bits = (image.tag_v2.get(tag, default) for tag, default in _TILE_AND_BITS)
-    try:
+    try:  # a damaged entry raises errors of many types
+        width, length, bits = (image.tag_v2.get(tag, default) for tag, default in _TILE_AND_BITS)
         if width is None or length is None:
             width, length = image.width, min(image.tag_v2.get(_ROWS_PER_STRIP, image.height), image.height)
         size = width * length * sum(bits if isinstance(bits, tuple) else (bits,)) // 8
-    except TypeError:
-        raise ValueError("the size of its tiles or strips is no number") from None
+    except Exception as error:
+        raise ValueError(f"the size of its tiles or strips cannot be read ({_reason(error)})") from error
     if width * length > max(_MOST_TILES * image.width * image.height, _BLOCK):
         raise ValueError(f"its tiles have {width}x{length} pixels, many more than the image")
     return int(size)
