@@ -220,7 +220,7 @@ def _stored(name: str, options: Options) -> Source:
             f"{preprocessing.image_dtype}; set data.preprocessing=official_fast or torch, or data.augment=none"
         )
     splits = (options.train_split, options.eval_split)
-    max_pixels = min(options.max_pixels or decoding.MAX_PIXELS, decoding.MAX_PIXELS)
+    max_pixels = decoding.most_pixels(options.max_pixels)
     if name == "folder":
         root = _directory(options, "the folder of images")
         data_set = folder.scan(root, *splits, options.eval_fraction, options.split_seed)

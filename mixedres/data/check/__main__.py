@@ -52,7 +52,7 @@ def check_photographs(arguments: Sequence[str]) -> None:
     # Imported here so that --help and a mistake in the command need not wait for the image libraries.
     from mixedres.data.check.report import check_folder
     from mixedres.data.datasets.folder import scan
-    from mixedres.data.images.decoding import MAX_PIXELS
+    from mixedres.data.images.decoding import most_pixels
 
     given = options.directory
     names = ("train_split", "eval_split", "eval_fraction", "split_seed")
@@ -61,7 +61,7 @@ def check_photographs(arguments: Sequence[str]) -> None:
         data_set = scan(given, **division)
     except ValueError as error:
         raise ConfigError(str(error).replace("--config.data.train_split", "--train_split")) from None
-    report = check_folder(data_set, min(options.max_pixels or MAX_PIXELS, MAX_PIXELS))
+    report = check_folder(data_set, most_pixels(options.max_pixels))
     text = json.dumps(report.to_json(), indent=1).splitlines() if options.json else report.lines(given, division)
     console.show(*text)
     if report.problems:

@@ -121,6 +121,11 @@ BUFFERS = _Buffers()
 _MEMORY = _Memory(host_memory() // 16)
 
 
+def most_pixels(asked: int | None) -> int:
+    """Returns the limit that a user asked for, but no more than `MAX_PIXELS`; None asks for that."""
+    return min(asked or MAX_PIXELS, MAX_PIXELS)
+
+
 def read_header(data: bytes, *, apply_exif: bool = False, max_pixels: int = MAX_PIXELS) -> Header:
     """Reads the header of an encoded image.
 
