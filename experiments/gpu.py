@@ -111,7 +111,8 @@ def steps(batch: int, *, tiny: bool) -> Part:
     if tiny:
         given += ["--presets=fp32,fp16", "--rounds=2", "--steps=1", "--compile_jobs=2", *TINY_NETWORK]
     else:
-        given += [f"--presets={PRESETS}", "--rounds=5", "--steps=5", "--compile_jobs=4"]
+        jobs = max(4, (os.cpu_count() or 1) // 2)
+        given += [f"--presets={PRESETS}", "--rounds=5", "--steps=5", f"--compile_jobs={jobs}"]
     minutes = {256: 4.0, 32: 2.5, 512: 3.0, 128: 2.0}.get(batch, 1.0)
     return Part(f"steps_{batch}", minutes, what, BENCHMARK, tuple(given), wants_seconds=True)
 

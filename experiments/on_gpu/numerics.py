@@ -5,7 +5,7 @@ Every check gives a figure and what it may be at most; small shapes, because flo
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,10 +25,12 @@ from mixedres.train.experiment import Experiment
 
 SMALL = {"model.name": "resnet18", "data.image_size": 32, "data.num_classes": 10, "batch_size": 16}
 SETTINGS = {"model.zero_init_last": False, "label_smoothing": 0.0}
-# The largest relative error of the gradient: what a network of some twenty layers makes of a rounding of 2^-24, 2^-11
-# (TF32 and float16) and 2^-8, with room. A sum in the wrong dtype or a lost gradient is far above.
-LIMITS = {"fp32": 1e-4, "tf32": 0.03, "fp16": 0.03, "bf16": 0.2}
+# The largest relative error of the gradient: half more than what rounding to 11 bits (TF32, float16) and 8 bits gives
+# on a CPU, 0.12 and 0.33, where JAX 0.12 has 5.9e-6 in float32.
+LIMITS = {"fp32": 1e-4, "tf32": 0.18, "fp16": 0.18, "bf16": 0.5}
 STEPS = 3
+# The option of XLA with which a GPU computes the same bits twice; its kernels are slower.
+DETERMINISTIC = {"xla_gpu_deterministic_ops": True}
 # Of the tiny form, whose time is that of compiling.
 FEW = ("fp32", "fp16")
 
@@ -40,12 +42,15 @@ def measure(tiny: bool, out: pathlib.Path) -> dict[str, Any]:
     variables = jax.device_get(start.new_state(base).variables)
     batch = next(iter(base.source.train_batches(base.batch_size, seed=0, first_step=0)))
     rows = gradients(base, variables, batch, keys, FEW if tiny else PRESETS)
-    steps = {
+    compiled = {
         preset: ((one := parts.experiment(preset, keys)), steps.train_step(one))
         for preset in (FEW[1:] if tiny else ("fp32", "bf16", "fp16_rewrite", "fp16"))
     }
-    rows += [row for preset, pair in steps.items() for row in determinism(preset, *pair, variables, batch)]
-    rows += [*histograms(base, variables, batch), *overflow(*steps["fp16"], variables, batch)]
+    rows += [row for preset, pair in compiled.items() for row in determinism(preset, *pair, variables, batch)]
+    rows += [
+        row for preset, pair in compiled.items() for row in determinism(preset, *pair, variables, batch, DETERMINISTIC)
+    ]
+    rows += [*histograms(base, variables, batch), *overflow(*compiled["fp16"], variables, batch)]
     for row in rows:
         row["passed"] = bool(row["value"] <= row["limit"])
     return {"keys": keys, "rows": rows}
@@ -100,16 +105,29 @@ def exact_gradient(experiment: Experiment, variables: Any, batch: Batch) -> np.n
         return _flat(jax.device_get(jax.jit(jax.grad(loss))(params)))
 
 
-def determinism(preset: str, one: Experiment, train_step: Any, variables: Any, batch: Batch) -> list[dict[str, Any]]:
-    """Parameters after some steps, twice from the same state: what share of them differs in a bit."""
+def determinism(
+    preset: str,
+    one: Experiment,
+    train_step: Any,
+    variables: Any,
+    batch: Batch,
+    options: Mapping[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """Parameters after some steps, twice from the same state: what share of them differs in a bit.
+
+    Without compiler `options` the share is told and has no limit: convolutions of a GPU add in any order.
+    """
+    compiled = train_step.lower(_fresh(one, variables), steps.batch_shapes(one)).compile(compiler_options=options)
     ends = []
     for _ in range(2):
         state = _fresh(one, variables)
         for _ in range(STEPS):
-            state, _ = train_step(state, one.shard_batch(batch))
+            state, _ = compiled(state, one.shard_batch(batch))
         ends.append(_flat(jax.device_get(state.params), np.float32))
     differing = np.mean(ends[0].view(np.uint32) != ends[1].view(np.uint32))
-    return [_row(f"share of parameters that differ between two runs of {STEPS} steps", preset, differing, 0.0)]
+    case = f"{preset}, {' '.join(options)}" if options else preset
+    limit = 0.0 if options else 1.0
+    return [_row(f"share of parameters that differ between two runs of {STEPS} steps", case, differing, limit)]
 
 
 def histograms(base: Experiment, variables: Any, batch: Batch) -> list[dict[str, Any]]:

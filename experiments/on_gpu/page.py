@@ -38,9 +38,10 @@ def write(document: dict[str, Any], stem: pathlib.Path) -> pathlib.Path:
         batches = sorted(steps, key=lambda name: int(name.removeprefix("steps_")))
         first = steps[batches[0]]
         lines += [f"## Steps of {first['model']}, {first['image_size']} pixels", ""]
-        picture = stem.with_name(f"{stem.name}_steps.png")
-        plots.save(plots.rates({name.removeprefix("steps_"): steps[name]["rows"] for name in batches}), picture)
-        lines += [f"![Images per second of every preset by batch size]({picture.name})", ""]
+        if len(batches) > 1:
+            picture = stem.with_name(f"{stem.name}_steps.png")
+            plots.save(plots.rates({name.removeprefix("steps_"): steps[name]["rows"] for name in batches}), picture)
+            lines += [f"![Images per second of every preset by batch size]({picture.name})", ""]
         for name in batches:
             lines += [f"Batch {name.removeprefix('steps_')}:", "", *benchmark.table(steps[name]["rows"]), ""]
             lines += [f"- {line}" for line in steps[name].get("failed", ())] + [""]
