@@ -173,7 +173,8 @@ def _keys_of(section: str) -> list[str]:
 
 def _line(key: Key) -> str:
     default = "not set" if key.default is None else repr(key.default)
-    return f"  {key.path:<32} {key.doc} ({default})"
+    others = ", ".join(value for value in key.range.values if value != key.default)
+    return f"  {key.path:<32} {key.doc} ({default}{others and f'; or {others}'})"
 
 
 if __name__ == "__main__":

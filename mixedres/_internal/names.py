@@ -56,8 +56,19 @@ LAYOUTS = ("mixedres", "torchvision", "transformers")
 PREPROCESSINGS = ("official", "official_fast", "torch")
 # Augmentations of training images in `mixedres.data`.
 AUGMENTATIONS = ("none", "trivial")
-# Optimizers and learning-rate schedules in `mixedres.train`.
-OPTIMIZERS = ("sgd", "lars", "adamw", "muon")
+# Implementations of a precision, and precisions of float32 products, as of `Preset`.
+IMPLEMENTATIONS = ("casting", "graph_rewrite")
+MATMUL_PRECISIONS = ("default", "tensorfloat32", "highest")
+# Initializers in `mixedres.models`.
+INITIALIZERS = ("he_normal", "he_normal_fan_out", "lecun_normal", "normal_0.01", "glorot_uniform")
+# Optimizers in `mixedres.train`, with the options that each takes beside those of all.
+OPTIMIZERS = {
+    "sgd": ("momentum", "nesterov", "rate_in_momentum"),
+    "lars": ("momentum", "nesterov", "trust_coefficient"),
+    "adamw": ("momentum", "beta2", "epsilon"),
+    "muon": ("momentum", "nesterov", "beta2", "epsilon"),
+}
+# Learning-rate schedules in `mixedres.train`.
 SCHEDULES = ("constant", "cosine", "piecewise", "polynomial")
 # Longest name of a class, in characters.
 LONGEST_NAME = 1000
@@ -74,15 +85,17 @@ class Range:
     Attributes:
       allows: function that tests a value.
       description: the allowed values in words.
+      values: the allowed values, if they are a few words.
     """
 
     allows: Callable[[Any], bool]
     description: str
+    values: tuple[str, ...] = ()
 
 
 def one_of(*values: str) -> Range:
     """Returns the range of a few words."""
-    return Range(lambda x: x in values, " or ".join(values))
+    return Range(lambda x: x in values, " or ".join(values), values)
 
 
 ANY = Range(lambda x: True, "anything")

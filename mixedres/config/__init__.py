@@ -6,6 +6,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres._internal.lazy import importer
 from mixedres.config.flags import Flags, config_of_run, load_config, override_machine, parse_flags
 from mixedres.config.keys import FREE, GROW, KEYS, Key, duration_in_steps, profile_window
+from mixedres.config.optimizer import optimizer_options
 from mixedres.config.values import (
     check_key,
     complete,
@@ -37,6 +38,7 @@ __all__ = [
     "flatten",
     "key_path",
     "load_config",
+    "optimizer_options",
     "override_machine",
     "parse_flags",
     "precision_of",

@@ -11,7 +11,10 @@ from mixedres._internal.names import (
     ANY,
     FRACTION,
     GROWING,
+    IMPLEMENTATIONS,
+    INITIALIZERS,
     LEVELS,
+    MATMUL_PRECISIONS,
     NOT_NEGATIVE,
     OPTIMIZERS,
     POSITIVE,
@@ -24,6 +27,7 @@ from mixedres._internal.names import (
 )
 from mixedres._internal.types import Array
 from mixedres.data import Options
+from mixedres.models import OPTIONS
 
 # Whether a later start of the same run may change a key. FIXED: no. GROW: to a larger number. FREE: yes, because it
 # changes no number of the run, or because the record of the checkpoint has the old value.
@@ -132,8 +136,28 @@ def each(inner: Range) -> Range:
     return Range(allows, f"a tuple, each of them {inner.description}")
 
 
+def _is_pattern(x: str) -> bool:
+    try:
+        re.compile(x)
+    except re.error:
+        return False
+    return True
+
+
+def _is_loss_scale(x: Array) -> bool:
+    try:
+        return x in ("none", "dynamic") or (not isinstance(x, bool) and 0 < float(x) < math.inf)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
 NAMED = Range(lambda x: x != "", "a name, and not empty")
 _EPOCH, _FUSED = one_of("whole", "fractional"), one_of("auto", "true", "false")
+_PADDING, _PROJECTION = one_of(*OPTIONS["padding"]), one_of(*OPTIONS["projection"])
+_INITIALIZER, _LEVEL = one_of(*INITIALIZERS), one_of(*LEVELS)
+_IMPLEMENTATION, _MATMUL_PRECISION = one_of(*IMPLEMENTATIONS), one_of(*MATMUL_PRECISIONS)
+_PATTERN = Range(_is_pattern, "a regular expression")
+_LOSS_SCALE = Range(_is_loss_scale, "none, dynamic or a number > 0 such as 128")
 WINDOW = Range(_is_window, "STEP:COUNT, whole numbers with STEP >= 0 and COUNT > 0, such as 100:5")
 DURATION = Range(_is_duration, "a number of epochs such as 5, '5 epochs' or '500 steps'")
 
@@ -196,7 +220,7 @@ KEYS = (
     Key("mixup", float, 0.0, "alpha of mixup, which trains on weighted means of two images; 0: none", NOT_NEGATIVE),
     Key("ema_decay", float, 0.0, "decay of the weights' moving average used in evaluation; 0: none", FRACTION),
     Key("init_from", str, None, "initial weights: a workdir, file, folder or TensorFlow checkpoint", NAMED),
-    Key("trainable", str, "", "regular expression of the parameter paths to train, such as ^/head/; empty: all"),
+    Key("trainable", str, "", "regular expression of the parameters to train, such as ^/head/; empty: all", _PATTERN),
     Key("allreduce_dtype", str, "param", "dtype in which devices average gradients", one_of("param", "compute")),
     Key(
         "model.name",
@@ -205,12 +229,12 @@ KEYS = (
         "resnet18 to 200, cifar_resnet{6n+2}, a key of models.NETWORKS, or auto: as init_from",
     ),
     Key("model.version", str, None, "1, 1.5 or 2; not set: 1.5, and 1 for cifar_resnet"),
-    Key("model.padding", str, "pytorch", "padding of strided 3x3 convolutions: pytorch (1, 1) or tensorflow (0, 1)"),
-    Key("model.pool_padding", str, "pytorch", "padding of the stem's max pool: pytorch (1, 1) or tensorflow (0, 1)"),
-    Key("model.projection", str, "shape", "shortcut projections: shape (where it changes) or stage (first block)"),
+    Key("model.padding", str, "pytorch", "of strided 3x3 convolutions: (1, 1) or (0, 1)", _PADDING),
+    Key("model.pool_padding", str, "pytorch", "of the stem's max pool, as model.padding", _PADDING),
+    Key("model.projection", str, "shape", "shortcuts project where the shape changes, or once a stage", _PROJECTION),
     Key("model.zero_init_last", bool, True, "initialize the last scale of every block to 0, so it starts as identity"),
-    Key("model.kernel_init", str, "he_normal", "he_normal, he_normal_fan_out, lecun_normal or glorot_uniform"),
-    Key("model.head_init", str, "normal_0.01", "initializer of the head: as for model.kernel_init, or normal_0.01"),
+    Key("model.kernel_init", str, "he_normal", "initializer of the convolutions", _INITIALIZER),
+    Key("model.head_init", str, "normal_0.01", "initializer of the head", _INITIALIZER),
     free("model.fused", str, "auto", "fuse batch norms; auto: where faster", _FUSED),
     Key("batch_norm.momentum", float, 0.9, "weight of the old running average", FRACTION),
     Key("batch_norm.epsilon", float, 1e-5, "added to the variance", POSITIVE),
@@ -219,20 +243,20 @@ KEYS = (
     Key("batch_norm.sync", bool, False, "batch statistics over all devices instead of per device"),
     Key("data.name", str, "synthetic", "digits, synthetic, cifar10, idx, imagenet2012, folder, tfds:NAME"),
     *_data_keys(),
-    Key("optimizer.name", str, "sgd", "sgd, lars, adamw or muon", one_of(*OPTIMIZERS)),
+    Key("optimizer.name", str, "sgd", "the optimizer", one_of(*OPTIMIZERS)),
     Key("optimizer.learning_rate", float, 0.1, "peak rate, for lr_reference_batch images per step", POSITIVE),
     Key("optimizer.lr_reference_batch", int, 256, "multiply the rate by batch_size / this; 0: do not", NOT_NEGATIVE),
     Key("optimizer.momentum", float, 0.9, "momentum of sgd, lars and muon; beta 1 of adamw", FRACTION),
     Key("optimizer.nesterov", bool, False, "Nesterov momentum, for sgd, lars and muon"),
     Key("optimizer.rate_in_momentum", bool, False, "sgd: multiply by the rate before the momentum, as Keras does"),
     Key("optimizer.weight_decay", float, 1e-4, "L2 on the float32 weights; decoupled in adamw and muon", NOT_NEGATIVE),
-    Key("optimizer.decay_mask", str, "/kernel$", "regular expression of the parameter paths that decay"),
+    Key("optimizer.decay_mask", str, "/kernel$", "regular expression of the parameter paths that decay", _PATTERN),
     Key("optimizer.layer_decay", float, 1.0, "factor on the rate for every block below the head", REACHABLE),
     Key("optimizer.clip_norm", float, 0.0, "largest norm of the unscaled gradient; 0: no clipping", NOT_NEGATIVE),
     Key("optimizer.beta2", float, 0.999, "beta 2 of adamw, and of muon for parameters that are no kernels", FRACTION),
     Key("optimizer.epsilon", float, 1e-8, "epsilon of adamw and muon", POSITIVE),
     Key("optimizer.trust_coefficient", float, 0.001, "trust coefficient of lars", POSITIVE),
-    Key("schedule.name", str, "cosine", "constant, cosine, piecewise or polynomial", one_of(*SCHEDULES)),
+    Key("schedule.name", str, "cosine", "how the rate falls after the warm-up", one_of(*SCHEDULES)),
     Key("schedule.warmup", object, 0, "length of the linear warm-up from 0", DURATION),
     Key("schedule.end_factor", float, 0.0, "last rate / peak, for cosine and polynomial", UNIT),
     Key("schedule.epoch", str, "whole", "steps of an epoch: rounded down (whole) or exact (fractional)", _EPOCH),
@@ -242,12 +266,12 @@ KEYS = (
     Key("precision.name", str, "fp32", f"the preset: {', '.join(PRESETS)}"),
     Key("precision.policy", str, None, "jmp policy of the network: params=float32,compute=float16,output=float32"),
     Key("precision.norm_policy", str, None, "jmp policy of batch normalization; not set: float32 inside"),
-    Key("precision.loss_scale", object, None, "none, dynamic or a number > 0; not set: the preset's"),
-    Key("precision.implementation", str, None, "casting or graph_rewrite; not set: the preset's"),
-    Key("precision.matmul_precision", str, None, "default, tensorfloat32 or highest; not set: the preset's"),
-    Key("precision.keep_float32", str, "", "regular expression of module paths that stay in float32, such as ^/head$"),
+    Key("precision.loss_scale", object, None, "none, dynamic or a number > 0; not set: the preset's", _LOSS_SCALE),
+    Key("precision.implementation", str, None, "what casts; not set: the preset's", _IMPLEMENTATION),
+    Key("precision.matmul_precision", str, None, "of float32 products; not set: the preset's", _MATMUL_PRECISION),
+    Key("precision.keep_float32", str, "", "regular expression of modules in float32, such as ^/head$", _PATTERN),
     free("numerics.every", int, 0, "steps between two examinations of every layer's numerics; 0: none", NOT_NEGATIVE),
-    Key("autocast.level", str, "default", f"level of the graph rewrite: {', '.join(LEVELS)}"),
+    Key("autocast.level", str, "default", "level of the graph rewrite", _LEVEL),
     Key("autocast.allow", str, "", "primitives always computed in half, with commas: dot_general,tanh"),
     Key("autocast.infer", str, "", "primitives in half between allowed primitives"),
     Key("autocast.deny", str, "", "primitives in float32, like the operations after them"),

@@ -15,10 +15,11 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from mixedres._internal.errors import ConfigError
+from mixedres._internal.errors import ConfigError, config_errors
 from mixedres._internal.files import as_json
 from mixedres._internal.names import PRESETS, unknown_preset
 from mixedres.config.keys import KEYS, RETIRED
+from mixedres.config.optimizer import optimizer_options
 
 BOOLEANS = {"true": True, "false": False, "True": True, "False": False}
 _BY_PATH = {key.path: key for key in KEYS}
@@ -169,6 +170,13 @@ def validate(config: ConfigDict) -> None:
             "config.batch_size and config.batch_size_per_device are both missing; set one, such as "
             "--config.batch_size=256"
         )
+    if len(config.schedule.boundaries) != len(config.schedule.factors):
+        raise ConfigError(
+            f"config.schedule: boundaries must have one factor each, got {config.schedule.boundaries} and "
+            f"{config.schedule.factors}"
+        )
+    with config_errors("config.optimizer"):
+        optimizer_options(config.optimizer.name, config.optimizer.to_dict())
 
 
 def flatten(config: ConfigDict) -> dict[str, Any]:

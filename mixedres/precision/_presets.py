@@ -9,14 +9,11 @@ import jax.numpy as jnp
 import jmp
 from jax.typing import DTypeLike
 
-from mixedres._internal.names import LEVELS, PRESETS, unknown_preset
+from mixedres._internal.names import IMPLEMENTATIONS, LEVELS, MATMUL_PRECISIONS, PRESETS, unknown_preset
 from mixedres._internal.tree import at_least_float32
 from mixedres._internal.types import Function
 from mixedres.amp import Keep, Lists, ListsLike, autocast
 from mixedres.precision._loss_scale import LossScale, make_loss_scale
-
-IMPLEMENTATIONS = ("casting", "graph_rewrite")
-MATMUL_PRECISIONS = ("default", "tensorfloat32", "highest")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Learning-rate schedules, the weight-decay mask, and a table of optimizers."""
 
-import inspect
 import re
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
@@ -13,7 +12,7 @@ import optax
 from mixedres._internal.names import SCHEDULES
 from mixedres._internal.tree import leaf_path
 from mixedres._internal.types import MaskFn, PyTree
-from mixedres.config import KEYS
+from mixedres.config import optimizer_options
 
 # Convolution and dense kernels: not batch-norm scales and not biases.
 KERNELS = r"/kernel$"
@@ -150,10 +149,8 @@ def _on_matrices(tx: optax.GradientTransformation) -> optax.GradientTransformati
 
 
 # {name: function that builds the optimizer}. The keyword-only arguments of the function are the options that the
-# optimizer takes: keys of the section `optimizer` of a config. `create` refuses all other options.
+# optimizer takes, as `mixedres._internal.names.OPTIMIZERS` has them.
 OPTIMIZERS: dict[str, Callable[..., Chain]] = {"sgd": _sgd, "lars": _lars, "adamw": _adamw, "muon": _muon}
-_TAKES = {name: inspect.getfullargspec(build).kwonlyargs for name, build in OPTIMIZERS.items()}
-_DEFAULTS = {key.path.removeprefix("optimizer."): key.default for key in KEYS if key.path.startswith("optimizer.")}
 
 
 def create(
@@ -190,20 +187,7 @@ def create(
       ValueError: for an unknown name, a number out of range, and an option that this optimizer does not take, unless
         the option has its default value.
     """
-    if name not in OPTIMIZERS:
-        raise ValueError(f"optimizer {name!r} is unknown; use one of {', '.join(OPTIMIZERS)}")
-    for option, value in options.items():
-        if option not in _TAKES[name] and value != _DEFAULTS.get(option):
-            takers = ", ".join(other for other, taken in _TAKES.items() if option in taken) or "no optimizer"
-            raise ValueError(
-                f"{option}={value} is not an option of {name}, only of {takers}; leave it out, or set it to its "
-                f"default, {_DEFAULTS.get(option)}"
-            )
-    chosen = {option: options.get(option, _DEFAULTS[option]) for option in _TAKES[name]}
-    if not 0 <= chosen["momentum"] < 1:
-        raise ValueError(f"momentum must be in [0, 1), got {chosen['momentum']}")
-    if chosen.get("nesterov") and not chosen["momentum"]:
-        raise ValueError("nesterov=True needs a momentum > 0, got 0")
+    chosen = optimizer_options(name, options)
     if not (weight_decay >= 0 and clip_norm >= 0):
         raise ValueError(f"weight_decay and clip_norm must be >= 0, got {weight_decay} and {clip_norm}")
     mask = path_mask(decay_mask)

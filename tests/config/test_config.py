@@ -161,8 +161,9 @@ def test_override_means_the_same_in_every_place(path, text, value):
         ["--config=digits:fp16", f"--config.{path}={text}"],
         ["--config=digits:fp16", f"--config.{path}", text],
     )
+    factors = ["--config.schedule.factors=(0.1,0.01)"] if path == "schedule.boundaries" else []
     for arguments in places:
-        assert base.flatten(parse_flags(arguments).config)[path] == value
+        assert base.flatten(parse_flags([*arguments, *factors]).config)[path] == value
 
 
 def test_switch_needs_no_value():

@@ -1,5 +1,6 @@
 """Schedules against numbers by hand, optimizers against loops in float64, the mask on a network."""
 
+import inspect
 import math
 
 import jax
@@ -8,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from mixedres import precision
-from mixedres.models import create as create_model
+from mixedres import models, precision
+from mixedres._internal import names
 from mixedres.train import optimizers
 
 
@@ -24,6 +25,12 @@ def half_cosine(x):
 
 WARM = {"peak": 4.0, "total_steps": 110, "warmup_steps": 10}
 STEPS_OF_WARM = [0, 5, 10, 35, 60, 85, 110, 500]
+
+
+def test_command_line_knows_the_options_of_the_functions():
+    takes = {name: tuple(inspect.getfullargspec(build).kwonlyargs) for name, build in optimizers.OPTIMIZERS.items()}
+    assert takes == names.OPTIMIZERS
+    assert tuple(models.INITIALIZERS) == names.INITIALIZERS
 
 
 @pytest.mark.parametrize(
@@ -216,7 +223,7 @@ def test_clipping_comes_before_the_decay():
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_mask_selects_exactly_the_kernels_of_a_network(version):
     """Stem, head, two convolutions in each of three blocks, and projections in two: what has more than one axis."""
-    model = create_model("cifar_resnet8", num_classes=10, policy=precision.get("fp32").policy, version=version)
+    model = models.create("cifar_resnet8", num_classes=10, policy=precision.get("fp32").policy, version=version)
     images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
     mask = optimizers.path_mask(optimizers.KERNELS)(shapes)
