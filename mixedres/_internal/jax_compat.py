@@ -13,7 +13,7 @@ import numpy as np
 from jax._src import source_info_util
 from jax._src.distributed import global_state as global_state
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal  # type: ignore[attr-defined]
-from jax.interpreters import ad
+from jax.interpreters import ad, partial_eval
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from mixedres._internal.types import Aval, Equation
@@ -38,6 +38,15 @@ def opened(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
     if hasattr(jaxpr, "consts"):
         return jaxpr.jaxpr, tuple(jaxpr.consts)
     return jaxpr, ()
+
+
+def is_recorded(arrays: Iterable[Any]) -> bool:
+    """Returns whether what is computed from `arrays` is only recorded, by `jax.jit` or `jax.make_jaxpr`.
+
+    False if it is also differentiated or batched, or computed at once.
+    """
+    # NumPy arrays are constants.
+    return all(isinstance(x, partial_eval.DynamicJaxprTracer) for x in arrays if isinstance(x, jax.Array))
 
 
 def body(eqn: Equation) -> Any:
@@ -262,10 +271,12 @@ def platforms(jaxpr: Any) -> tuple[str, ...]:
 
 def _platform_branches(eqn: Equation) -> dict[str | None, Any]:
     """Returns {platform: branch, None: default branch} of a `lax.platform_dependent`; {} for other equations."""
-    platforms = eqn.params.get("branches_platforms") or ()
+    platforms = eqn.params.get("branches_platforms")
+    if not platforms:
+        return {}
     return {
         name: branch
-        for names, branch in zip(platforms, eqn.params["branches"] if platforms else (), strict=True)
+        for names, branch in zip(platforms, eqn.params["branches"], strict=True)
         for name in names or (None,)
     }
 

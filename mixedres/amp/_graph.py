@@ -19,7 +19,7 @@ from jax.extend.core import Literal
 
 from mixedres._internal import jax_compat
 from mixedres._internal.module_paths import modules
-from mixedres._internal.tree import is_half
+from mixedres._internal.tree import FLOAT32, is_half
 from mixedres._internal.types import Array, Equation
 from mixedres.amp._rules import COPIES, DEVICE_COPIES, GATHERS, JOINS, Lists
 
@@ -130,6 +130,7 @@ class Value:
       consumers: nodes that read the array.
       constant: the array itself, if known and small.
       returned: whether the array is a result of the program.
+      is_f32: whether the value is float32, so that the rewrite may change its dtype.
     """
 
     aval: Any
@@ -137,18 +138,17 @@ class Value:
     consumers: list[Node] = dataclasses.field(default_factory=list)
     constant: np.ndarray | None = None
     returned: bool = False
+    is_f32: bool = dataclasses.field(init=False)
     _unfit: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.is_f32 = getattr(self.aval, "dtype", None) == FLOAT32
 
     def unfit(self, dtype: np.dtype) -> bool:
         """Returns whether `dtype` cannot represent the constant; cached, because the constant may be large."""
         if self._unfit is None:
             self._unfit = self.constant is not None and unfit(self.constant, dtype)
         return self._unfit
-
-    @property
-    def is_f32(self) -> bool:
-        """Returns whether the value is float32, so that the rewrite may change its dtype."""
-        return bool(getattr(self.aval, "dtype", None) == jnp.float32)
 
     @property
     def is_half(self) -> bool:

@@ -14,6 +14,7 @@ Other primitives are unlisted: they run in float32 and stop every propagation.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -138,9 +139,13 @@ class Lists:
         for category, names in _checked({name: getattr(self, name) for name in CATEGORIES}).items():
             object.__setattr__(self, category, names)
 
+    @functools.cached_property
+    def _by_name(self) -> dict[str, str]:
+        return {name: category for category in CATEGORIES for name in getattr(self, category)}
+
     def category(self, name: str) -> str:
         """Returns the list of a primitive: 'allow', 'infer', 'deny', 'clear' or 'unlisted'."""
-        return next((category for category in CATEGORIES if name in getattr(self, category)), "unlisted")
+        return self._by_name.get(name, "unlisted")
 
     def replace(self, changes: Mapping[str, Iterable[Any]]) -> Lists:
         """Returns lists in which names are moved to the lists in `changes`, such as {'deny': {'tanh'}}.

@@ -86,18 +86,18 @@ class Kind:
         return jax_compat.bind(eqn, *operands, **in_dtype(eqn.params, dtype))
 
 
+def kind_of(graph: Graph, node: Node) -> Kind:
+    """Returns the kind of a node, which shares no function."""
+    return Kind(node.eqn, graph.dtype, node.half, node.saves_half, node.wide, graph.copies(node), graph.lists)
+
+
 def kinds(graph: Graph) -> dict[Node, Kind]:
     """Returns the `Kind` of every node of the graph.
 
     Nodes of equal kind share one jitted function. If fewer than `ENOUGH` nodes have a kind, its `same` is None and the
     nodes share no function, because the function would cost more than it saves.
     """
-    found = {
-        node: Kind(
-            node.eqn, graph.dtype, node.half, node.saves_half, node.wide, graph.copies(node), graph.lists, _same(node)
-        )
-        for node in graph.nodes
-    }
+    found = {node: dataclasses.replace(kind_of(graph, node), same=_same(node)) for node in graph.nodes}
     counts = Counter(found.values())
     return {
         node: kind if counts[kind] >= ENOUGH else dataclasses.replace(kind, same=None) for node, kind in found.items()

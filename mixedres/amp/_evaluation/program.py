@@ -17,10 +17,10 @@ from mixedres._internal.tree import is_half
 from mixedres._internal.types import Array, Equation, Function, Jaxpr
 from mixedres.amp._evaluation import custom_derivatives
 from mixedres.amp._evaluation.control_flow import evaluate_call
-from mixedres.amp._evaluation.equation import call, kinds
+from mixedres.amp._evaluation.equation import Kind, call, kind_of, kinds
 from mixedres.amp._evaluation.values import Cell, Widened, as_computed, as_float32, cast, cells, is_f32
 from mixedres.amp._evaluation.widening import evaluate_widened
-from mixedres.amp._graph import Graph, Path
+from mixedres.amp._graph import Graph, Node, Path
 
 
 def run(graph: Graph, rewrite: Function, args: Sequence[Array]) -> list[Any]:
@@ -44,7 +44,11 @@ class Evaluator:
 
     def __init__(self, graph: Graph, rewrite: Function) -> None:
         self.graph, self.dtype, self.rewrite = graph, graph.dtype, rewrite
-        self.kinds = kinds(graph)
+
+    @functools.cached_property
+    def kinds(self) -> dict[Node, Kind]:
+        """Returns the kinds of the nodes, with equal nodes of one kind."""
+        return kinds(self.graph)
 
     def body(self, jaxpr: Jaxpr, path: Path, args: Sequence[Array]) -> list[Any]:
         """Evaluates a body. Results have the dtypes in which they were computed; float32 results are cells."""
@@ -77,13 +81,20 @@ class Evaluator:
             arrays = [_given(arg, self.dtype) if half else as_float32(arg) for arg in args]
             if node is not None and node.saves_half:
                 rounded = [arg.half(self.dtype) for arg in args] if node.primitive == "mul" else []
-                return [Cell(*call(self.kinds[node], [*arrays, *rounded]))]
-            results = jax_compat.bind(eqn, *arrays) if node is None else call(self.kinds[node], arrays)
+                return [Cell(*self.leaf(node, [*arrays, *rounded]))]
+            results = jax_compat.bind(eqn, *arrays) if node is None else self.leaf(node, arrays)
         found = cells(eqn.outvars, results)
         for cell, value in zip(found, node.outs if node is not None else (), strict=False):
             if isinstance(cell, Cell):
                 cell.shared = sum(reader.half or reader.saves_half for reader in value.consumers) > 1
         return found
+
+    def leaf(self, node: Node, arrays: Sequence[Array]) -> list[Any]:
+        """Evaluates a node without a body."""
+        # A shared function saves time where JAX differentiates it; to record it alone takes longer than its equations.
+        if jax_compat.is_recorded(arrays):
+            return kind_of(self.graph, node).evaluate(arrays)
+        return call(self.kinds[node], arrays)
 
     def widened(self, eqn: Equation, args: list[Array]) -> list[Any]:
         """Evaluates an equation on half values of the original program in float32."""

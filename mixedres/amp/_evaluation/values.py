@@ -9,6 +9,7 @@ import numpy as np
 from jax.extend.core import primitives
 
 from mixedres._internal import jax_compat
+from mixedres._internal.tree import FLOAT32
 from mixedres._internal.types import Array, Aval, DType, Jaxpr
 
 
@@ -30,7 +31,7 @@ class Cell:
 
     def f32(self) -> Any:
         """Returns the value in float32, cast at most once."""
-        if self.array.dtype == jnp.float32:
+        if self.array.dtype == FLOAT32:
             return self.array
         if self._f32 is None:
             self._f32 = cast(self.array, jnp.float32)
@@ -113,7 +114,7 @@ def _on_two(jaxpr: Jaxpr, dtype: np.dtype) -> Jaxpr:
 
 def is_f32(aval: Aval) -> bool:
     """Returns whether `aval` is float32, so that the rewrite may change the dtype."""
-    return bool(getattr(aval, "dtype", None) == jnp.float32)
+    return bool(getattr(aval, "dtype", None) == FLOAT32)
 
 
 def as_float32(value: Array) -> Any:
