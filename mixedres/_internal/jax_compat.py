@@ -80,6 +80,8 @@ def interpret(
     args: Sequence[Any],
     equation: Callable[[int, Equation, list[Any]], Sequence[Any]],
     literal: Callable[[Any], Any] = lambda atom: atom.val,
+    *,
+    frees: bool = False,
 ) -> list[Any]:
     """Interprets a jaxpr, closed or open, by calling `equation`; returns the values of its outputs.
 
@@ -90,8 +92,10 @@ def interpret(
       consts, args: values of its constants and arguments, of whatever kind `equation` takes.
       equation: of the index of an equation, the equation and the values of its operands, to those of its results.
       literal: the value of a literal.
+      frees: forget each value after the last equation that reads it, so that its memory is free.
     """
     inner, _ = opened(jaxpr)
+    last = _last_readers(inner) if frees else {}
     env = dict(zip([*inner.constvars, *inner.invars], [*consts, *args], strict=True))
 
     def read(atom: Any) -> Any:
@@ -101,7 +105,24 @@ def interpret(
         with as_written(eqn):
             results = equation(index, eqn, [read(atom) for atom in eqn.invars])
         env.update(zip(eqn.outvars, results, strict=True))
+        for atom in last.get(index, ()):
+            del env[atom]
     return [read(atom) for atom in inner.outvars]
+
+
+def _last_readers(jaxpr: Any) -> dict[int, list[Any]]:
+    """Returns {index of an equation: the variables that no equation or output after it reads}."""
+    index_of: dict[Any, int] = {}
+    for index, eqn in enumerate(jaxpr.eqns):
+        operands = (atom for atom in eqn.invars if not isinstance(atom, Literal))
+        index_of |= dict.fromkeys([*operands, *eqn.outvars], index)
+    for atom in jaxpr.outvars:
+        if not isinstance(atom, Literal):
+            index_of.pop(atom, None)
+    found: dict[int, list[Any]] = {}
+    for atom, index in index_of.items():
+        found.setdefault(index, []).append(atom)
+    return found
 
 
 def shard_map_like(eqn: Equation, function: Callable[..., Any], out_specs: Any = None) -> Callable[..., Any]:

@@ -1,6 +1,5 @@
 """`compare` on small functions: its errors against numpy, and the operations and changes that it names."""
 
-import functools
 import re
 
 import jax
@@ -97,7 +96,7 @@ def distances(a, b, precision=None):
 
 def test_mend_of_pairwise_distances_is_the_product():
     a = 3 * normal(0, (40, 64))
-    b = a + 1e-3 * normal(1, (40, 64))
+    b = a + 1e-2 * normal(1, (40, 64))
     report = compare(distances, a, b)
     assert report.error == np.inf and report.jump.primitive == "sqrt"
     assert (report.contributors[0].row.primitive, report.contributors[0].row.path) == ("dot_general", "product")
@@ -232,7 +231,7 @@ def test_devices_are_summed():
     assert report.error == pytest.approx(abs(float(fn(x)) - exact) / abs(exact), rel=1e-2) and report.error > 0
     inside = row(report, "tanh")
     outside = row(compare(layer, x, dtype=None), "tanh")
-    assert inside.own == pytest.approx(outside.own) and inside.accumulated == pytest.approx(outside.accumulated)
+    assert (inside.own, inside.accumulated) == pytest.approx((outside.own, outside.accumulated), rel=1e-5)
 
 
 def test_page_escapes_names(tmp_path):
@@ -289,6 +288,6 @@ def test_gradients_of_healthy_networks_are_fine(name, dtype):
 
 def test_long_comparison_is_announced(capsys, monkeypatch):
     monkeypatch.setattr(running, "_SHORT", 0.2)
-    for count in (9, 10):
-        compare(lambda x, count=count: functools.reduce(jnp.multiply, [0.5] * count, x), F16(1), dtype=None)
-    assert capsys.readouterr().err == "compare: compiling 10 operations takes about 0 s of CPU time\n"
+    for shapes in (1, 1, 1), (1, 2, 2):  # a slice and a tanh for each shape
+        compare(lambda x, shapes=shapes: [jnp.tanh(x[:n]) for n in shapes], F16([1, 2, 3]), dtype=None)
+    assert capsys.readouterr().err == "compare: compiling 4 operations takes about 0 s of CPU time\n"

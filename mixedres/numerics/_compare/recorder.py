@@ -50,6 +50,7 @@ class PairRecorder(Recorder):
     # These copy elements, so the errors are those of the operand.
     unmeasured = frozenset(SAME_ELEMENTS | {"slice", "pad", "split", "stop_gradient"})
     extras = ITERATIONS
+    level = 1
 
     def __init__(self, platform: str) -> None:
         super().__init__(platform)
@@ -98,6 +99,10 @@ class PairRecorder(Recorder):
     def _in_float32(self, eqn: Equation, arrays: list[Array]) -> list[Any]:
         return exact.evaluate(eqn, arrays, self.platform)
 
+    def shares(self, eqn: Equation) -> bool:
+        """Returns False for the equations that are listed in `unfollowed` by their line."""
+        return eqn.primitive.name not in _MEETING
+
     def carried(self, array: Array) -> Pair:
         """Returns a pair of two arrays, because those of later iterations may differ."""
         pair = _pair(array)
@@ -114,7 +119,9 @@ class PairRecorder(Recorder):
     def measure(self, array: Array) -> Any:
         """Returns `_errors`, or the pair itself if it is small."""
         pair = _pair(array)
-        return pair if np.size(pair.array) <= SMALL else _errors(pair)
+        if not isinstance(pair.array, jax.core.Tracer):
+            return _errors_on_host(pair) if self.platform == "cpu" else _errors_on_device(pair)
+        return pair if np.size(pair.array) <= SMALL else _errors_on_device(pair)
 
     def collect(self, numbers: list[Any]) -> jax.Array:
         """Returns all statistics; the pairs of small arrays of one shape are measured together."""
@@ -143,42 +150,51 @@ def _exact(pair: Pair) -> Any:
     return widened(pair.array) if pair.exact is None else pair.exact
 
 
-@jax.jit
-def _errors(pair: Pair) -> jax.Array:
-    """Returns the statistics of a pair, float32 (5,).
+def _errors(pair: Pair, xp: Any = jnp) -> Any:
+    """Returns the statistics of a pair, float32 (5,), computed by the functions of `xp`: of jnp or of numpy.
 
     Elements that are masks in float32, or not finite, are left out.
     """
-    array = _real(pair.array)
-    wide, own = (None if x is None else _real(x) for x in (pair.exact, pair.own))
+    array = _real(pair.array, xp)
+    wide, own = (None if x is None else _real(x, xp) for x in (pair.exact, pair.own))
     regular = _is_regular(array if wide is None else wide)
-    found = [jnp.float32(0)] * 5
-    found[SQUARES] = _squares(jnp.where(regular, array if wide is None else wide, 0))
+    found = [np.float32(0)] * 5
+    found[SQUARES] = _squares(xp.where(regular, array if wide is None else wide, 0), xp)
     for sums, against in ((ERROR, wide), (OWN, own)):
         if against is not None:
-            found[sums] = _squares(jnp.where(_is_regular(against), array - against, 0))
+            found[sums] = _squares(xp.where(_is_regular(against), array - against, 0), xp)
     if wide is not None:
-        found[INFINITE] = _squares(regular & ~jnp.isfinite(array))
+        found[INFINITE] = _squares(regular & ~xp.isfinite(array), xp)
     if own is not None and is_half(pair.array):
-        found[ZEROS] = _squares((array == 0) & (own != 0))
-    return jnp.stack(found)
+        found[ZEROS] = _squares((array == 0) & (own != 0), xp)
+    return xp.stack(found)
 
 
-def _is_regular(array: jax.Array) -> jax.Array:
-    return jnp.abs(array) < _MASK
+_errors_on_device = jax.jit(_errors)
 
 
-def _real(array: jax.Array) -> jax.Array:
+def _errors_on_host(pair: Pair) -> np.ndarray:
+    """Returns `_errors` by NumPy, which has nothing to compile."""
+    with np.errstate(all="ignore"):
+        found: np.ndarray = _errors(jax.device_get(pair), np)
+    return found
+
+
+def _is_regular(array: Array) -> Any:
+    return abs(array) < _MASK
+
+
+def _real(array: Array, xp: Any) -> Any:
     """Returns real numbers of at least float32: a difference in float8 would round, or be NaN where there is no 0."""
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        return jnp.stack([array.real, array.imag])
+        return xp.stack([array.real, array.imag])
     return array.astype(at_least_float32(array.dtype))
 
 
-def _squares(array: jax.Array) -> jax.Array:
+def _squares(array: Array, xp: Any) -> Any:
     """Returns the sum of squares, by a product: XLA for CPUs compiles a product faster than a reduction."""
-    flat = array.reshape(-1).astype(jnp.float32)
-    return jnp.dot(flat, flat, precision=lax.Precision.HIGHEST)
+    flat = array.reshape(-1).astype(np.float32)
+    return xp.dot(flat, flat) if xp is np else xp.dot(flat, flat, precision=lax.Precision.HIGHEST)
 
 
 def rounding(dtype: DType) -> float:

@@ -66,6 +66,5 @@ def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> f
     """
     program = Traced.of(fn, args, names, is_array)
     recorder = _FiniteRecorder(program.platform)
-    # On a CPU most of the time would be spent on optimizing the code of the program.
-    _, tensors, statistics = recorder.run(program.jaxpr, program.names, program.arrays, level=0)
+    _, tensors, statistics = recorder.run(program.jaxpr, program.names, program.arrays)
     return finding.Search(statistics).finding(list(zip(program.results, tensors, strict=True)))

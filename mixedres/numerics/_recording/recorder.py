@@ -1,16 +1,21 @@
-"""Evaluation of a traced program that measures every floating-point array, compiled as one program.
+"""Evaluation of a traced program that measures every floating-point array.
+
+Every operation is compiled alone, and equal operations, as those of equal layers, share a compiled program. A program
+with effects, such as callbacks and mutable arrays, is compiled as a whole.
 
 Calls are inlined; scan and shard_map are entered, with statistics for every iteration and device. `while` and `cond`
 are single operations; of a `lax.platform_dependent` the branch of the platform is inlined.
 """
 
 import dataclasses
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from mixedres._internal import jax_compat
@@ -23,6 +28,8 @@ from mixedres.numerics._recording.frames import Frame, Index, Links, Path, Place
 SAME_ELEMENTS = {"reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "rev", "neg", "copy", "copy_p"}
 SAME_ELEMENTS |= {"pvary", "pcast"}
 Numbers = dict[Path, jax.Array]
+# Compiled operations that are kept for the next program.
+KEPT = 4096
 
 
 class Value(NamedTuple):
@@ -61,6 +68,31 @@ class Site(NamedTuple):
     source: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """Equations that share a compiled program: equal primitives, parameters and types, for one class of recorders."""
+
+    recorder: type["Recorder"]
+    platform: str
+    same: tuple[Any, ...]
+    eqn: Equation = dataclasses.field(compare=False)
+
+    @property
+    def has_hash(self) -> bool:
+        """Returns whether the kind can be looked up; a parameter may be anything."""
+        try:
+            hash(self)
+        except TypeError:
+            return False
+        return True
+
+
+@functools.lru_cache(KEPT)
+def _program(kind: _Kind) -> Callable[..., list[Any]]:
+    recorder = kind.recorder(kind.platform)
+    return jax.jit(lambda arrays: recorder.operation(kind.eqn, arrays), compiler_options=recorder._options)
+
+
 class Recorder:
     """Evaluates programs for one platform; `frames` are the frames of the last evaluation by path.
 
@@ -71,10 +103,19 @@ class Recorder:
     unmeasured = frozenset(SAME_ELEMENTS)
     # Names of the measurements that `operation` may return after the results of an equation.
     extras: tuple[str, ...] = ()
+    # Optimization level of XLA on a CPU. Code for a program that runs once is compiled faster with 0 or 1.
+    level = 0
 
     def __init__(self, platform: str) -> None:
         self.frames: dict[Path, Frame] = {}
         self.platform = platform
+        self._is_whole = True
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """Returns the options of the compiler: results are rounded to their dtype after every operation."""
+        on_cpu = {"xla_backend_optimization_level": self.level} if self.platform == "cpu" else {}
+        return {"xla_allow_excess_precision": False} | on_cpu
 
     def measure(self, array: Array) -> Any:
         """Returns the statistics of a value, float32 (k,), or what `collect` takes for them."""
@@ -87,6 +128,10 @@ class Recorder:
     def operation(self, eqn: Equation, arrays: list[Array]) -> list[Any]:
         """Returns the results of an equation without a body that is entered, and perhaps the `extras`."""
         return jax_compat.bind(eqn, *arrays)
+
+    def shares(self, eqn: Equation) -> bool:
+        """Returns whether equations like this one may share a compiled program."""
+        return True
 
     def carried(self, array: Array) -> Any:
         """Returns a value in the form in which a scan carries it."""
@@ -101,15 +146,11 @@ class Recorder:
         return None
 
     def run(
-        self, jaxpr: Jaxpr, names: Sequence[str], arrays: Sequence[Array], level: int
+        self, jaxpr: Jaxpr, names: Sequence[str], arrays: Sequence[Array]
     ) -> tuple[list[Any], list[Tensor | None], Statistics]:
         """Compiles and runs a closed jaxpr on the arguments `arrays`, which are called `names`.
 
         Results are rounded to their dtype after every operation, as the program is written.
-
-        Args:
-          jaxpr, names, arrays: the program, the names of its arguments, and its arguments.
-          level: optimization level of XLA on a CPU; with 0 or 1, code for a program that runs once is compiled faster.
 
         Returns:
           `returned` of the results, the tensors of the results, and the statistics of all arrays.
@@ -121,10 +162,9 @@ class Recorder:
             tensors[:] = [result.tensor for result in results]
             return [self.returned(result.array) for result in results], numbers
 
-        options: dict[str, Any] = {"xla_allow_excess_precision": False}
-        if self.platform == "cpu":
-            options["xla_backend_optimization_level"] = level
-        results, numbers = jax.jit(measured).lower(*arrays).compile(options)(*arrays)
+        self._is_whole = bool(jax_compat.opened(jaxpr)[0].effects)
+        run = jax.jit(measured, compiler_options=self._options) if self._is_whole else measured
+        results, numbers = run(*arrays)
         return results, tensors, Statistics(self.frames, jax.device_get(numbers))
 
     def program(self, jaxpr: Jaxpr, names: Sequence[str], arrays: Sequence[Array]) -> tuple[list[Value], Numbers]:
@@ -140,9 +180,29 @@ class Recorder:
 
     def _collected(self, tape: Tape) -> Numbers:
         """Returns float32 (tensors, k) for the frame of a tape and the frames inside, by path."""
-        numbers = [jax_compat.replicated(lambda x: x, number) for number in tape.numbers]
-        own = {tape.frame.path: self.collect(numbers)} if numbers else {}
-        return own | tape.inner
+        if self._is_alone(tape):
+            own: Any = np.stack(jax.device_get(tape.numbers)) if tape.numbers else None
+        else:
+            numbers = [jax_compat.replicated(lambda x: x, number) for number in tape.numbers]
+            own = self.collect(numbers) if numbers else None
+        return ({} if own is None else {tape.frame.path: own}) | tape.inner
+
+    def _is_alone(self, tape: Tape) -> bool:
+        """Returns whether every operation of a frame is compiled alone."""
+        return not self._is_whole and tape.frame.parent is None
+
+    def _alone(self, eqn: Equation, arrays: list[Array]) -> list[Any]:
+        """Returns `operation`, compiled alone."""
+        shapes = (*(atom.aval for atom in eqn.invars), *(var.aval for var in eqn.outvars))
+        kind = _Kind(type(self), self.platform, (eqn.primitive, tuple(eqn.params.items()), shapes), eqn)
+        if self.shares(eqn) and kind.has_hash:
+            return _program(kind)(arrays)
+        program = jax.jit(lambda arrays: self.operation(eqn, arrays), compiler_options=self._options)
+        return list(program(arrays))
+
+    def _compiled(self, tape: Tape, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function as a program of its own; in a frame that is compiled as a whole, the function itself."""
+        return jax.jit(function, compiler_options=self._options) if self._is_alone(tape) else function
 
     def _measured(self, tape: Tape, array: Array, links: Links, **about: Any) -> Value:
         kept = self.kept(array)
@@ -169,7 +229,7 @@ class Recorder:
             here = Site((*site.path, i), scope, jax_compat.source_line(eqn) or site.source)
             return self._equation(tape, eqn, here, operands)
 
-        return jax_compat.interpret(inner, constants, args, equation, lambda atom: Value(atom.val))
+        return jax_compat.interpret(inner, constants, args, equation, lambda atom: Value(atom.val), frees=True)
 
     def _equation(self, tape: Tape, eqn: Equation, site: Site, args: list[Value]) -> Sequence[Value]:
         name = eqn.primitive.name
@@ -179,7 +239,8 @@ class Recorder:
             return self._body(body.jaxpr, tape, site, args[body.consts])
         if name == "scan" and eqn.params["length"]:
             return self._scan(tape, eqn, site, args)
-        results = self.operation(eqn, [arg.array for arg in args])
+        arrays = [arg.array for arg in args]
+        results = self._alone(eqn, arrays) if self._is_alone(tape) else self.operation(eqn, arrays)
         if name in self.unmeasured or is_widening(eqn):
             tensors = [arg.tensor for arg in args] if len(args) >= len(results) else [args[0].tensor] * len(results)
             return [Value(self.kept(x), tensor) for x, tensor in zip(results, tensors, strict=False)]
@@ -205,7 +266,7 @@ class Recorder:
 
         by_device = PartitionSpec(jax_compat.manual_axes(eqn))
         mapped = jax_compat.shard_map_like(eqn, function, (tuple(params["out_specs"]), by_device))
-        results, numbers = mapped(*(arg.array for arg in args))
+        results, numbers = self._compiled(tape, mapped)(*(arg.array for arg in args))
         tape.inner |= numbers
         return [Value(array, tensor) for array, tensor in zip(results, tensors, strict=True)]
 
@@ -240,7 +301,8 @@ class Recorder:
 
         operands = [arg.array for arg in args]
         operands[body.carry] = map(self.carried, operands[body.carry])
-        *arrays, numbers = control_flow.call(eqn, [body], [step], operands)
+        loop = self._compiled(tape, lambda *operands: control_flow.call(eqn, [body], [step], operands))
+        *arrays, numbers = loop(*operands)
         tape.inner |= numbers
 
         def result_of(number: int) -> Links:
