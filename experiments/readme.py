@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from experiments import benchmark
 from experiments.evidence import view as evidence
 from experiments.lib import plots, runs, strangers
 from experiments.timing.turns import told
@@ -130,10 +129,29 @@ def speed(result: dict[str, Any]) -> str:
         [
             f"{speed_up(result)} The step alone is timed, on a batch that stays on the device, with plain and with "
             "[fused norms](performance.md#fused-norms).",
-            "\n".join(benchmark.table(result["rows"])),
+            "\n".join(gpu_table(result["rows"])),
             f"`{result['command']}`, {_where(result)}.",
         ]
     )
+
+
+def gpu_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Returns the lines of a table of steps on a GPU; `experiments/results` has the ranges."""
+    head = ["preset, norms", "images/s", "ms a step", "times tf32", "times fp32", "memory", "of the bandwidth"]
+    cells = []
+    for row in rows:
+        ratios = (row["speedup"].get(base, {"ratio": 1.0})["ratio"] for base in ("tf32", "fp32"))
+        cells.append(
+            [
+                f"`{row['name']}`",
+                f"{row['images_per_second']:,.0f}",
+                f"{row['step_ms']:.1f}",
+                *(f"{ratio:.2f}" for ratio in ratios),
+                f"{row['step_bytes'] / 1e9:.1f} GB",
+                f"{row['bandwidth_share']:.0%}",
+            ]
+        )
+    return runs.markdown(head, cells)
 
 
 def speed_up(result: dict[str, Any]) -> str:
