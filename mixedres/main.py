@@ -135,9 +135,9 @@ def _presets(text: str) -> list[str]:
 
 
 def _first_keys() -> list[str]:
-    """Returns the keys that most users need, and the names of the sections."""
+    """Returns the names of the shipped config files, the keys that most users need, and the names of the sections."""
     try:
-        from mixedres.config import KEYS
+        from mixedres.config import KEYS, recipes
     except ModuleNotFoundError as error:
         return [
             "",
@@ -146,6 +146,9 @@ def _first_keys() -> list[str]:
     by_path = {key.path: key for key in KEYS}
     sections = sorted({path.partition(".")[0] for path in by_path if "." in path})
     return [
+        "",
+        f"shipped config files: {', '.join(recipes())}",
+        f"presets: {', '.join(PRESETS)}",
         "",
         "keys that most users need:",
         *(_line(by_path[path]) for path in FIRST_KEYS),

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.lazy import importer
-from mixedres.config.flags import Flags, config_of_run, load_config, override_machine, parse_flags
+from mixedres.config.flags import Flags, config_of_run, load_config, override_machine, parse_flags, recipes
 from mixedres.config.keys import FREE, GROW, KEYS, Key, duration_in_steps, profile_window
 from mixedres.config.optimizer import optimizer_options
 from mixedres.config.values import (
@@ -43,6 +43,7 @@ __all__ = [
     "parse_flags",
     "precision_of",
     "profile_window",
+    "recipes",
     "split",
     "unflatten",
     "validate",
