@@ -49,6 +49,16 @@ def is_recorded(arrays: Iterable[Any]) -> bool:
     return all(isinstance(x, partial_eval.DynamicJaxprTracer) for x in arrays if isinstance(x, jax.Array))
 
 
+def signature(eqn: Equation) -> tuple[Any, ...] | None:
+    """Returns what equal equations share: primitive, parameters, types of the operands; None if it cannot be hashed."""
+    found = (eqn.primitive, tuple(eqn.params.items()), tuple(atom.aval for atom in eqn.invars))
+    try:
+        hash(found)
+    except TypeError:  # a parameter may be anything
+        return None
+    return found
+
+
 def body(eqn: Equation) -> Any:
     """Returns the jaxpr of a call that has one; primitives name it differently."""
     return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))

@@ -6,7 +6,12 @@ from mixedres._internal.names import OPTIMIZERS
 from mixedres.config.keys import KEYS
 
 _DEFAULTS = {key.path.removeprefix("optimizer."): key.default for key in KEYS if key.path.startswith("optimizer.")}
-_OF_ALL = set(_DEFAULTS) - {option for own in OPTIMIZERS.values() for option in own}
+_OF_SOME = {option for own in OPTIMIZERS.values() for option in own}
+
+
+def check_optimizer(section: dict[str, Any]) -> None:
+    """Raises ValueError if the section `optimizer` of a config has options that its optimizer does not take."""
+    optimizer_options(section["name"], {option: value for option, value in section.items() if option in _OF_SOME})
 
 
 def optimizer_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -20,7 +25,7 @@ def optimizer_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"optimizer {name!r} is unknown; use one of {', '.join(OPTIMIZERS)}")
     own = OPTIMIZERS[name]
     for option, value in given.items():
-        if option not in (*own, *_OF_ALL) and value != _DEFAULTS.get(option):
+        if option not in own and value != _DEFAULTS.get(option):
             takers = ", ".join(other for other, taken in OPTIMIZERS.items() if option in taken) or "no optimizer"
             raise ValueError(
                 f"{option}={value} is not an option of {name}, only of {takers}; leave it out, or set it to its "

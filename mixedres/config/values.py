@@ -19,7 +19,7 @@ from mixedres._internal.errors import ConfigError, config_errors
 from mixedres._internal.files import as_json
 from mixedres._internal.names import PRESETS, unknown_preset
 from mixedres.config.keys import KEYS, RETIRED
-from mixedres.config.optimizer import optimizer_options
+from mixedres.config.optimizer import check_optimizer
 
 BOOLEANS = {"true": True, "false": False, "True": True, "False": False}
 _BY_PATH = {key.path: key for key in KEYS}
@@ -176,7 +176,7 @@ def validate(config: ConfigDict) -> None:
             f"{config.schedule.factors}"
         )
     with config_errors("config.optimizer"):
-        optimizer_options(config.optimizer.name, config.optimizer.to_dict())
+        check_optimizer(config.optimizer.to_dict())
 
 
 def flatten(config: ConfigDict) -> dict[str, Any]:

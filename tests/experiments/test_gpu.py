@@ -40,7 +40,9 @@ def test_tiny_form_runs_every_part(tmp_path):
     for heading in ("Steps of", "Numerics", "Beside other libraries", "Costs", "Kernels", "Fed with JPEGs", "Digits"):
         assert f"## {heading}" in text
     assert "What did not run" not in text
-    assert (tmp_path / "gpu_try_kernels.png").stat().st_size > 3_000
+    page.write(document | {"parts": found | {"steps_16": found["steps_8"]}}, tmp_path / "gpu_two")
+    for picture in ("try_kernels", "two_steps"):
+        assert (tmp_path / f"gpu_{picture}.png").stat().st_size > 3_000
 
 
 def test_without_a_gpu(tmp_path, capsys):

@@ -31,6 +31,8 @@ def test_command_line_knows_the_options_of_the_functions():
     takes = {name: tuple(inspect.getfullargspec(build).kwonlyargs) for name, build in optimizers.OPTIMIZERS.items()}
     assert takes == names.OPTIMIZERS
     assert tuple(models.INITIALIZERS) == names.INITIALIZERS
+    with pytest.raises(ValueError, match=r"layer_decay=0\.5 is not an option of sgd, only of no optimizer"):
+        optimizers.create("sgd", lambda count: 0.1, layer_decay=0.5)
 
 
 @pytest.mark.parametrize(

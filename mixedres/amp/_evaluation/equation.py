@@ -138,15 +138,10 @@ def _same(node: Node) -> tuple[Any, ...] | None:
         return None
     if eqn.primitive.name != "custom_jvp_call" and jax_compat.bodies(eqn):
         return None
-    operands = (
-        (atom.aval, np.asarray(atom.val).tobytes()) if isinstance(atom, Literal) else atom.aval for atom in eqn.invars
-    )
-    same = (eqn.primitive, tuple(eqn.params.items()), tuple(operands), jax_compat.source_line(eqn))
-    try:
-        hash(same)
-    except TypeError:  # a parameter may be anything
+    if (same := jax_compat.signature(eqn)) is None:
         return None
-    return same
+    literals = ((i, np.asarray(atom.val).tobytes()) for i, atom in enumerate(eqn.invars) if isinstance(atom, Literal))
+    return (*same, tuple(literals), jax_compat.source_line(eqn))
 
 
 def _each(eqn: Equation, arrays: Sequence[Array], function: Callable[[Any], Any]) -> list[Any]:

@@ -77,15 +77,6 @@ class _Kind:
     same: tuple[Any, ...]
     eqn: Equation = dataclasses.field(compare=False)
 
-    @property
-    def has_hash(self) -> bool:
-        """Returns whether the kind can be looked up; a parameter may be anything."""
-        try:
-            hash(self)
-        except TypeError:
-            return False
-        return True
-
 
 @functools.lru_cache(KEPT)
 def _program(kind: _Kind) -> Callable[..., list[Any]]:
@@ -193,10 +184,8 @@ class Recorder:
 
     def _alone(self, eqn: Equation, arrays: list[Array]) -> list[Any]:
         """Returns `operation`, compiled alone."""
-        shapes = (*(atom.aval for atom in eqn.invars), *(var.aval for var in eqn.outvars))
-        kind = _Kind(type(self), self.platform, (eqn.primitive, tuple(eqn.params.items()), shapes), eqn)
-        if self.shares(eqn) and kind.has_hash:
-            return _program(kind)(arrays)
+        if self.shares(eqn) and (same := jax_compat.signature(eqn)) is not None:
+            return _program(_Kind(type(self), self.platform, same, eqn))(arrays)
         program = jax.jit(lambda arrays: self.operation(eqn, arrays), compiler_options=self._options)
         return list(program(arrays))
 
