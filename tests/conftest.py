@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -9,12 +10,16 @@ import signal
 import sys
 import tempfile
 
-import hypothesis
-import psutil
 import pytest
 
-hypothesis.settings.register_profile("mixedres", derandomize=True, database=None, deadline=None)
-hypothesis.settings.load_profile("mixedres")
+# The tests of amp, precision and numerics run with the base install and pytest alone.
+ALL_PACKAGES = all(importlib.util.find_spec(name) for name in ("hypothesis", "psutil", "xdist"))
+if ALL_PACKAGES:
+    import hypothesis
+    import psutil
+
+    hypothesis.settings.register_profile("mixedres", derandomize=True, database=None, deadline=None)
+    hypothesis.settings.load_profile("mixedres")
 # A shell's `&`, nohup and some CI runners start pytest with SIGINT ignored, and every child of it inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -29,6 +34,21 @@ os.environ["XLA_FLAGS"] = (
 )
 
 CACHE_LIMIT = 500e6  # bytes; a session compiles 60 MB, and every change of a program leaves the old one behind
+# What modules of tests/amp, tests/precision and tests/numerics need besides.
+NEEDS = {
+    "flax": ("amp/test_flax_modules", "numerics/test_faults", "numerics/test_networks", "numerics/test_predictions"),
+    "hypothesis": ("amp/test_properties", "precision/test_rule"),
+}
+collect_ignore = [
+    f"{module}.py" for package, modules in NEEDS.items() if not importlib.util.find_spec(package) for module in modules
+]
+
+
+def pytest_addoption(parser):
+    """Takes the options of pytest-xdist from pyproject.toml where it is not installed: one process runs all tests."""
+    if importlib.util.find_spec("xdist") is None:
+        for name in ("--numprocesses", "--dist"):
+            parser.addoption(name)
 
 
 def pytest_configure(config):
@@ -97,7 +117,7 @@ def temporary_files(tmp_path_factory):
 def bounded_memory():
     """Drops compiled programs after a module that left a worker large; most of them no other module uses."""
     yield
-    if psutil.Process().memory_info().rss > 900e6:
+    if ALL_PACKAGES and psutil.Process().memory_info().rss > 900e6:
         import jax
 
         jax.clear_caches()

@@ -43,7 +43,7 @@ def named(layer):
 
 @pytest.mark.parametrize("name", ["Dense", "method", "Einsum", "Conv", "MultiHeadDotProductAttention", "LSTM", "scan"])
 def test_layers_of_linen(name):
-    import flax.linen as nn
+    nn = pytest.importorskip("flax.linen")
 
     class Step(nn.Module):
         @nn.compact
@@ -85,7 +85,7 @@ def test_layers_of_linen(name):
 
 @pytest.mark.slow
 def test_layers_of_nnx():
-    from flax import nnx
+    nnx = pytest.importorskip("flax.nnx")
 
     rngs = nnx.Rngs(0)
     check(named(nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs)), ROWS)

@@ -72,6 +72,7 @@ WEIGHTS = {
 
 @pytest.mark.parametrize(("sizes", "dtype"), [("b, 8, 8, 3", "bf16"), ("b, 2*h, w, 3", "fp16")])
 def test_function_of_symbolic_shapes_exports_with_gradient(sizes, dtype):
+    pytest.importorskip("flatbuffers")
     half = autocast(attention, dtype)
     shapes = jax.ShapeDtypeStruct(export.symbolic_shape(sizes), jnp.float32)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), WEIGHTS)

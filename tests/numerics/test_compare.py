@@ -13,7 +13,6 @@ from mixedres.numerics import compare, first_nonfinite
 from mixedres.numerics._compare import running
 from mixedres.numerics._compare.exact import evaluate
 from tests.arrays import normal
-from tests.numerics import cases
 
 F16 = jnp.float16
 
@@ -278,6 +277,7 @@ def test_mistakes_are_one_line(call, message):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("ResNet", "fp16"), ("transformer", "bf16")])
 def test_gradients_of_healthy_networks_are_fine(name, dtype):
+    cases = pytest.importorskip("tests.numerics.cases")
     case = cases.CASES[name]()
     loss = case.loss(cases.F32)
     fn, args = lambda params, batch: loss(params, batch, 1.0), (case.params, case.batch)

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from mixedres.numerics import first_nonfinite
@@ -204,6 +203,7 @@ def test_arguments_except_arrays_pass_unchanged():
 
 
 def test_variables_of_an_nnx_module_have_paths():
+    nnx = pytest.importorskip("flax.nnx")
     module = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
     module.scale[...] = module.scale[...].at[1].set(jnp.inf)
     finding = first_nonfinite(lambda m, x: m(x), module, jnp.arange(12.0).reshape(4, 3), names=("norm", "x"))

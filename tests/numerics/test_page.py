@@ -20,7 +20,6 @@ from mixedres._internal.cli import console
 from mixedres.numerics._page.rendering import render
 from mixedres.numerics._report import Comparison, Probe
 from mixedres.numerics._rows import LEVELS
-from tests.numerics import cases
 
 FOLDER = pathlib.Path(numerics.__file__).parent / "_page"
 HOSTILE = (
@@ -134,6 +133,7 @@ def evaluate(expression, **given):
 
 @pytest.mark.parametrize("name", ["transformer", "tiny factors, huge logits"])
 def test_page_shows_the_verdicts_of_the_report(name):
+    cases = pytest.importorskip("tests.numerics.cases")
     report = dataclasses.replace(cases.examined(name)[1], log2_scale=50)
     document = report.to_json()
     scales = range(-24, 51)

@@ -1,5 +1,6 @@
 """Gradients that carry their loss scale: the same steps as in float32, and an error where a scale would be lost."""
 
+import importlib.util
 from functools import partial
 
 import jax
@@ -7,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
-from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec as P
 
 from mixedres.precision import (
@@ -65,16 +64,21 @@ def test_value_and_grad_returns_the_unscaled_loss():
 def holders():
     """Returns objects that contain the state of `loss_scaled`, by name."""
     tx = optimizer()
-    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-    return {
+    found = {
         "state": tx.init(PARAMS),
         "chain": optax.chain(optax.identity(), tx).init(PARAMS),
         "around": optax.MultiSteps(tx, 2).init(PARAMS),
         "inside": loss_scaled(optax.MultiSteps(optax.sgd(0.1), 2), SCALE).init(PARAMS),
-        "linen": TrainState.create(apply_fn=None, params=PARAMS, tx=tx),
-        "nnx": nnx.Optimizer(model, tx, wrt=nnx.Param),
-        "nnx state": nnx.Optimizer(model, tx, wrt=nnx.Param).opt_state,
     }
+    if importlib.util.find_spec("flax"):
+        from flax import nnx
+        from flax.training.train_state import TrainState
+
+        model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+        found["linen"] = TrainState.create(apply_fn=None, params=PARAMS, tx=tx)
+        found["nnx"] = nnx.Optimizer(model, tx, wrt=nnx.Param)
+        found["nnx state"] = found["nnx"].opt_state
+    return found
 
 
 def test_state_is_found_in_any_container():
@@ -173,6 +177,8 @@ def test_mean_over_devices(mean):
 
 
 def test_nnx_optimizer_takes_the_steps_of_float32():
+    nnx = pytest.importorskip("flax.nnx")
+
     def trained(tx, gradients):
         model = nnx.Sequential(nnx.Linear(8, 8, rngs=nnx.Rngs(0)), nnx.BatchNorm(8, rngs=nnx.Rngs(0)))
         optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import serialization
 
 from mixedres.precision import (
     DynamicLossScale,
@@ -18,8 +17,7 @@ from mixedres.precision import (
     scaled,
     value_and_grad,
 )
-from tests.arrays import full, ones, zeros
-from tests.train.step_cases import bits
+from tests.arrays import bits, full, ones, zeros
 
 STEPS = 4
 OPTIMIZERS = {
@@ -329,6 +327,7 @@ def test_sharded_gradients_are_checked(axis_type, spec):
 
 @pytest.mark.parametrize("kind", ["dynamic", "none"])
 def test_flax_serializes_the_state(kind):
+    serialization = pytest.importorskip("flax.serialization")
     tx = loss_scaled(optax.adam(0.1), make_loss_scale(kind))
     state = tx.init({"w": ones(2)})
     _, state = tx.update(scaled({"w": jnp.asarray([1.0, jnp.inf])}, state), state)

@@ -103,11 +103,6 @@ def but_for_the_latch(state):
     return dataclasses.replace(state, halted=None)
 
 
-def bits(tree):
-    """The leaves as bytes: equal only where every bit is, -0.0 and NaN payloads included."""
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
-
-
 def host(tree):
     """A copy on the host, safe from donation."""
     return jax.tree.map(np.array, tree)

@@ -12,7 +12,8 @@ from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import layouts, load, workdir
 from mixedres.data.images import preprocessing
 from mixedres.train import optimizers, start, steps
-from tests.train import run_cases, step_cases
+from tests import arrays
+from tests.train import run_cases
 from tests.train.run_cases import build, tiny
 
 pytestmark = pytest.mark.usefixtures("one_block")
@@ -42,7 +43,7 @@ def test_run_starts_from_the_given_weights(through, backbone, tmp_path, capsys):
         experiment, start.load_weights(str(source), steps.variable_shapes(experiment), experiment.model)
     )
     for found in (state.variables, state.ema):
-        assert step_cases.bits(layouts.to_tensors(found, "mixedres")) == step_cases.bits(tensors(backbone))
+        assert arrays.bits(layouts.to_tensors(found, "mixedres")) == arrays.bits(tensors(backbone))
     name = "cifar_resnet8" if through == "workdir" else "a ResNet of basic blocks 1"
     assert f"weights: {source} ({name} of 10 classes" in capsys.readouterr().out
 

@@ -16,6 +16,7 @@ from mixedres.config import unflatten
 from mixedres.models import kernel_layout
 from mixedres.train import start, steps
 from mixedres.train.builder import FUSED_IS_FASTER
+from tests import arrays
 from tests.train import run_cases
 from tests.train import step_cases as cases
 from tests.train.run_cases import build
@@ -35,7 +36,7 @@ def test_network_with_frozen_statistics_is_not_fused():
 def _is_skipped(train_step, state, data):
     before = cases.host(state)
     after, metrics = train_step(state, data)
-    bits = [cases.bits((x.params, x.batch_stats, x.ema)) for x in (before, after)]
+    bits = [arrays.bits((x.params, x.batch_stats, x.ema)) for x in (before, after)]
     same = bits[0] == bits[1]
     return metrics["grads_finite"] == 0 and same and after.loss_scale.consecutive_skipped == 1
 

@@ -15,7 +15,8 @@ from mixedres._internal.errors import ConfigError
 from mixedres.export import __main__ as export
 from mixedres.predict import __main__ as predict
 from mixedres.train import steps
-from tests.train import run_cases, step_cases
+from tests import arrays
+from tests.train import run_cases
 
 
 class ConvNeXt(nn.Module):
@@ -107,11 +108,11 @@ def test_weights_travel_in_our_layout_alone(place, trained, tmp_path, capsys):
     assert export.main(["export", f"--from={directory}", f"--to={file}"]) == 2
     assert "torchvision has ResNets only, and this network is none; write --layout=mixedres" in capsys.readouterr().err
     assert export.main(["export", f"--from={directory}", f"--to={file}", "--layout=mixedres"]) == 0
-    bits = [step_cases.bits(checkpoints.variables(checkpoints.read_weights(path))) for path in (directory, file)]
+    bits = [arrays.bits(checkpoints.variables(checkpoints.read_weights(path))) for path in (directory, file)]
     assert bits[0] == bits[1]
     experiment = run_cases.build(on_images(place))
     initial = train.start.load_weights(str(file), steps.variable_shapes(experiment), experiment.model)
-    assert initial.has_head and step_cases.bits(initial.variables) == bits[0]
+    assert initial.has_head and arrays.bits(initial.variables) == bits[0]
 
 
 def test_run_of_a_network_that_is_not_registered_is_one_line(place, trained, monkeypatch, capsys):

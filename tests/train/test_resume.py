@@ -14,7 +14,8 @@ from mixedres.checkpoints import manager, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.train import evaluation, loop, start
 from mixedres.train.metrics.log import RunLog
-from tests.train import run_cases, step_cases
+from tests import arrays
+from tests.train import run_cases
 from tests.train.run_cases import after, build, final_state
 
 pytestmark = pytest.mark.usefixtures("small_network")
@@ -69,7 +70,7 @@ def check_equal(directory, summary, reference):
     assert all(summary[name] == expected[name] for name in ("eval", "best", "loss_scale"))
     assert summary["train"]["loss"] == expected["train"]["loss"]
     assert metrics(directory) == metrics(at)
-    found, wanted = (step_cases.bits(final_state(place, config())) for place in (directory, at))
+    found, wanted = (arrays.bits(final_state(place, config())) for place in (directory, at))
     assert found == wanted
 
 
@@ -172,7 +173,7 @@ def test_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, capsys
         chosen.num_devices = devices
         places = Checkpoints(tmp_path / workdir.CHECKPOINTS)
         restored = start.restore_newest(build(chosen), places, set_aside=True).state
-        assert step_cases.bits(before) == step_cases.bits(restored)
+        assert arrays.bits(before) == arrays.bits(restored)
         assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(restored)} == {devices}
         note = f"note: 8 devices before, {devices} now: batch norm takes its statistics over {16 // devices} images"
         assert (note in capsys.readouterr().out) == (devices != 8)

@@ -22,7 +22,8 @@ from mixedres.train import run, start
 from mixedres.train.debug import nonfinite
 from mixedres.train.experiment import Experiment
 from mixedres.train.metrics.log import RunLog
-from tests.train import run_cases, step_cases
+from tests import arrays
+from tests.train import run_cases
 from tests.train.run_cases import build, final_state, lines, tiny
 
 pytestmark = pytest.mark.usefixtures("small_network")
@@ -206,7 +207,7 @@ def test_damaged_checkpoints_are_passed_over(finished, tmp_path, capsys):
     assert "warning: no checkpoint of step 6, 4 is whole; taking step 2\n" in capsys.readouterr().out
     assert continued["train"]["first_step"] == 2 and continued["eval"] == summary["eval"]
     assert {path.name for path in checkpoints.iterdir()} == {"2", "4", "6", "damaged-4", "damaged-6"}
-    assert step_cases.bits(final_state(tmp_path / "run", config)) == step_cases.bits(final_state(directory, config))
+    assert arrays.bits(final_state(tmp_path / "run", config)) == arrays.bits(final_state(directory, config))
 
 
 def test_logged_learning_rates_follow_the_schedule():
@@ -219,8 +220,8 @@ def test_logged_learning_rates_follow_the_schedule():
 def test_first_state_depends_on_the_seed_alone():
     cases = [("fp32", 1), ("fp16", 1), ("fp32", 2)]
     a, b, c = (start.new_state(build(tiny(preset, seed=seed))).params for preset, seed in cases)
-    assert step_cases.bits(a) == step_cases.bits(b)
-    assert step_cases.bits(a["stem_conv"]) != step_cases.bits(c["stem_conv"])
+    assert arrays.bits(a) == arrays.bits(b)
+    assert arrays.bits(a["stem_conv"]) != arrays.bits(c["stem_conv"])
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from mixedres import precision
 from mixedres._internal.mesh import AXIS, make_mesh
 from mixedres.train import losses, step
 from mixedres.train.gradients import StepOptions
+from tests import arrays
 from tests.train import step_cases as cases
 
 
@@ -28,7 +29,7 @@ def test_skipped_step_changes_only_the_scale(preset, at):
         state, _ = train_step(state, cases.batch(seed))
     before = cases.host(state)
     state, metrics = train_step(state, cases.poisoned(at))
-    assert cases.bits(frozen_part(state)) == cases.bits(frozen_part(before))
+    assert arrays.bits(frozen_part(state)) == arrays.bits(frozen_part(before))
     assert metrics["grads_finite"] == metrics["halted"] == 0
     assert state.loss_scale.total_skipped == state.loss_scale.consecutive_skipped == 1
     assert state.step == at + 1  # the data moves on
@@ -57,7 +58,7 @@ def test_step_halts_if_skipping_cannot_help(preset):
     for data in (cases.poisoned(1), cases.batch(2), cases.poisoned(3)):  # as if they had been dispatched ahead
         state, metrics = train_step(state, data)
         assert metrics["halted"] == 1 and state.halted
-        assert cases.bits(cases.but_for_the_latch(state)) == cases.bits(cases.but_for_the_latch(before))
+        assert arrays.bits(cases.but_for_the_latch(state)) == arrays.bits(cases.but_for_the_latch(before))
 
 
 def test_step_halts_after_too_many_consecutive_skips():
@@ -68,7 +69,7 @@ def test_step_halts_after_too_many_consecutive_skips():
         state, metrics = train_step(state, data)
         halted.append(int(metrics["halted"]))
     assert halted == [0, 0, 0, 0, 0, 1]
-    assert cases.bits(cases.but_for_the_latch(state)) == cases.bits(cases.but_for_the_latch(before))
+    assert arrays.bits(cases.but_for_the_latch(state)) == arrays.bits(cases.but_for_the_latch(before))
     assert (state.step, state.loss_scale.consecutive_skipped, state.loss_scale.total_skipped) == (5, 2, 4)
 
 
@@ -171,7 +172,7 @@ def test_one_bad_device_skips_the_step_on_all():
     before = cases.host(state)
     state, metrics = train_step(state, cases.poisoned(0))  # the infinite pixel is on the second device
     assert metrics["grads_finite"] == 0
-    assert cases.bits(frozen_part(state)) == cases.bits(frozen_part(before))
+    assert arrays.bits(frozen_part(state)) == arrays.bits(frozen_part(before))
     for leaf in jax.tree.leaves(state):
         shards = [np.asarray(shard.data).tobytes() for shard in leaf.addressable_shards]
         assert len(shards) == 8 and len(set(shards)) == 1

@@ -13,7 +13,7 @@ from mixedres import precision
 from mixedres._internal.jax_compat import equations
 from mixedres._internal.mesh import AXIS, make_mesh
 from mixedres.train import gradients, step
-from tests import GOLDEN
+from tests import GOLDEN, arrays
 from tests.train import step_cases as cases
 
 STEP_DTYPES = GOLDEN / "step_dtypes.txt"
@@ -95,7 +95,7 @@ def test_buckets_have_the_order_of_the_backward_pass(dtype, monkeypatch):
     assert len(re.findall(r" all-reduce\(", compiled.as_text())) == len(found)
     expected, found = separate.compile()(grads, others), compiled(grads, others)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
-    assert cases.bits(jax.tree.map(jnp.float32, found)) == cases.bits(jax.tree.map(jnp.float32, expected))
+    assert arrays.bits(jax.tree.map(jnp.float32, found)) == arrays.bits(jax.tree.map(jnp.float32, expected))
 
 
 def test_compiled_step_has_one_all_reduce():

@@ -11,9 +11,10 @@ from mixedres import precision, replay
 from mixedres._internal.errors import ConfigError
 from mixedres.train import start, steps
 from mixedres.train.debug import diagnosis, nonfinite
+from tests.arrays import bits
 from tests.train import run_cases
 from tests.train.run_cases import build
-from tests.train.step_cases import at_minimum, bits, but_for_the_latch, host, with_scale
+from tests.train.step_cases import at_minimum, but_for_the_latch, host, with_scale
 
 pytestmark = pytest.mark.usefixtures("one_block")
 DEVICES = 8
