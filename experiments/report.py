@@ -36,7 +36,8 @@ PAIR_ROWS = (
 )
 STYLE = """
 :root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 14px/1.45 system-ui, sans-serif; max-width: 1500px; margin: 0 auto; padding: 1.4rem 1rem 3rem; }
+h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; }
 table { border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto;
   width: fit-content; max-width: 100%;
   background: linear-gradient(90deg, Canvas 40%, transparent) 0 / 3rem 100% no-repeat local,
@@ -45,6 +46,8 @@ table { border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: a
 th, td { padding: .25rem .7rem; white-space: nowrap; border-bottom: 1px solid #8884; }
 th { text-align: left; } td + td { text-align: right; font-variant-numeric: tabular-nums; }
 svg { max-width: 100%; height: auto; background: #fff; }
+.image_narrow { display: none; }
+@media (max-width: 40rem) { .image { display: none; } .image_narrow { display: block; } }
 @media (prefers-color-scheme: dark) { svg { filter: invert(.9) hue-rotate(180deg); } } .note { color: #a33; }
 footer { color: #778; margin-top: 2rem; }
 """
@@ -181,8 +184,9 @@ def page(results: Results, sections: list[tuple[str, Table | None, str | None]],
         parts.append(f"<h2>{html.escape(heading)}</h2>")
         parts += [_html_table(table)] if table else []
         if image:
-            svg = (directory / f"{image}.svg").read_text()
-            parts.append(svg[svg.index("<svg") :])
+            for form in ("", "_narrow"):
+                svg = (directory / f"{image}{form}.svg").read_text()
+                parts.append(f'<div class="image{form}">{svg[svg.index("<svg") :]}</div>')
     parts.append(f"<footer>{html.escape(circumstances(results))}</footer>")
     body = "\n".join(parts)
     meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
@@ -213,6 +217,8 @@ def main(argv: list[str]) -> int:
     images: dict[str, Callable] = {"accuracy": plots.accuracy, "speed": plots.speed, "curves": plots.curves}
     for name, draw in images.items():
         plots.save(draw(results), folder / name, (".png", ".svg"))
+        with plots.plt.rc_context({"svg.hashsalt": "narrow"}):  # ids within the page differ from those of the wide one
+            plots.save(draw(results, columns=1), folder / f"{name}_narrow", (".svg",))
     sections: list[tuple[str, Table | None, str | None]] = [
         ("Accuracy", accuracy_table(results), "accuracy"),
         ("Time and memory", cost_table(results), "speed"),

@@ -65,9 +65,10 @@ def colors(results: Results) -> dict[str, tuple]:
     return {variant.name: palette(index % palette.N) for index, variant in enumerate(results.variants)}
 
 
-def curves(results: Results) -> plt.Figure:
+def curves(results: Results, columns: int = 2) -> plt.Figure:
     """Loss, top-1, learning rate and loss scale over steps: thin lines for seeds, thick ones for their mean."""
-    figure, panels = plt.subplots(2, 2, figsize=(9, 5.6), layout="constrained")
+    size = (4.5 * columns, 11.2 / columns)
+    figure, panels = plt.subplots(4 // columns, columns, figsize=size, squeeze=False, layout="constrained")
     chosen = colors(results)
     for panel, (kind, name, title, log) in zip(panels.flat, CURVES, strict=True):
         for index, variant in enumerate(results.variants):
@@ -77,9 +78,10 @@ def curves(results: Results) -> plt.Figure:
         panel.set(title=title, xlabel="step")
         if log:
             panel.set_yscale("log", base=2)
-    panels[0, 1].yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+    panels.flat[1].yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
     handles = [plt.Line2D([], [], color=color, label=name) for name, color in chosen.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), frameon=False)
+    ncols = min(5 if columns > 1 else 2, len(handles))
+    figure.legend(handles=handles, loc="outside lower center", ncols=ncols, frameon=False)
     return figure
 
 
@@ -97,7 +99,7 @@ def _curve(panel: plt.Axes, variant: Variant, kind: str, name: str, color: tuple
         panel.plot(order, mean, color=color, linewidth=width, **alone)
 
 
-def accuracy(results: Results) -> plt.Figure:
+def accuracy(results: Results, columns: int = 2) -> plt.Figure:
     """Test top-1 of every run, and of every variant its mean difference to the baseline with the 95 % interval."""
 
     def draw(panel: plt.Axes, row: int, variant: Variant, color: tuple) -> None:
@@ -105,21 +107,21 @@ def accuracy(results: Results) -> plt.Figure:
         panel.plot(values, [row] * len(values), "o", color=color, alpha=0.6, markersize=5)
         panel.plot([np.mean(values)] * 2, [row - 0.3, row + 0.3], color=color, linewidth=2)
 
-    figure, left, right = _row_for_every_variant(results, draw, difference, "top1")
+    figure, left, right = _row_for_every_variant(results, columns, draw, difference, "top1")
     left.set(title="test top-1, every seed and the mean", xlabel="%")
     right.axvline(0, color="black", linewidth=0.8)
     right.set(title="difference to the baseline, 95 % interval", xlabel="points")
     return figure
 
 
-def speed(results: Results) -> plt.Figure:
+def speed(results: Results, columns: int = 2) -> plt.Figure:
     """Images per second of every variant, and its speed-up over the baseline with the 95 % interval."""
 
     def draw(panel: plt.Axes, row: int, variant: Variant, color: tuple) -> None:
         if rate := variant.mean("images_per_second"):
             panel.barh(row, rate[0], xerr=rate[1], color=color, height=0.6, ecolor="gray")
 
-    figure, left, right = _row_for_every_variant(results, draw, ratio, "images_per_second")
+    figure, left, right = _row_for_every_variant(results, columns, draw, ratio, "images_per_second")
     left.set(title="images per second", xlabel="mean ± standard deviation")
     right.axvline(1, color="black", linewidth=0.8)
     right.set(title="speed-up over the baseline, 95 % interval", xlabel="times")
@@ -127,11 +129,13 @@ def speed(results: Results) -> plt.Figure:
 
 
 def _row_for_every_variant(
-    results: Results, draw: Callable, compare: Callable, name: str
+    results: Results, columns: int, draw: Callable, compare: Callable, name: str
 ) -> tuple[plt.Figure, plt.Axes, plt.Axes]:
     """A figure and its two panels: variants from top to bottom as `draw` has them, and compared with the baseline."""
     names, chosen = [variant.name for variant in results.variants], colors(results)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 0.9 + 0.36 * len(names)), sharey=True, layout="constrained")
+    size = (4.5 * columns, (0.9 + 0.36 * len(names)) * 2 / columns)
+    shape = {"nrows": 2 // columns, "ncols": columns}
+    figure, (left, right) = plt.subplots(**shape, figsize=size, sharey=True, layout="constrained")
     left.set_yticks(range(len(names)), names)
     left.invert_yaxis()
     for row, variant in enumerate(results.variants):

@@ -20,6 +20,10 @@ _HEADINGS = {
 }
 
 
+# From experiments/results/sweep_precision.json: top-1 differs by at most 0.1 points, the means of five seeds.
+USUAL_ERRORS = "Roundings: with 5 % in fp16 and 17 % in bf16, the digits are learned as accurately as in float32."
+
+
 def render(report: Any, *, problems_only: bool) -> str:
     """Returns the text of a `Report` in lines of at most `WIDTH` characters."""
     title = _wrapped(report.title)
@@ -79,7 +83,7 @@ def _comparisons(report: Any) -> list[str]:
     for c in report.comparisons:
         errors = f"worst {_percent(c.worst)} ({c.worst_name}), median {_percent(c.median)}"
         lines += _wrapped(f"  {c.preset} at {format_power(c.log2_scale)}: {errors}", 4)
-    return lines
+    return [*lines, *_wrapped(f"  {USUAL_ERRORS}", 2)]
 
 
 def _percent(error: float) -> str:

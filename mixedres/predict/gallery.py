@@ -164,7 +164,7 @@ def _html(tile: Tile) -> str:
     )
     title = f' title="{escaped(tile.path)}"' if tile.path else ""
     return (
-        f'<article class="{tile.verdict}" {attributes}><div class="pair">{_pictures(tile)}</div>'
+        f'<article class="{tile.verdict}" tabindex="0" {attributes}><div class="pair">{_pictures(tile)}</div>'
         f"<h3{title}>{escaped(tile.name)}</h3>{verdict}<ol>{bars}</ol></article>"
     )
 

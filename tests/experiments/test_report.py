@@ -85,7 +85,7 @@ def test_page_holds_everything_and_runs_nothing(tmp_path, capsys):
     assert "note: line 9 of results.jsonl is not whole" in out and "note: bf16 is failed" in out
     assert "| fp16 | 3 | 93.00 ± 2.65 % | +1.00 points (-1.48 to +3.48, n=3) | 0.3047 ±" in out
     page, text = ((directory / name).read_text() for name in ("report.html", "report.md"))
-    assert page.count("<svg") == 3 and "<script" not in page
+    assert page.count("<svg") == 6 and "<script" not in page
     assert "<b>no room" not in page and "&lt;b&gt;no room" in page and "Is it &lt;good&gt;?" in page
     for name in ("accuracy", "speed", "curves"):
         assert f"plots/{name}.png" in text and (directory / "plots" / f"{name}.png").stat().st_size > 5000

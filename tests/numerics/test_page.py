@@ -20,6 +20,7 @@ from mixedres._internal.cli import console
 from mixedres.numerics._page.rendering import render
 from mixedres.numerics._report import Comparison, Probe
 from mixedres.numerics._rows import LEVELS
+from mixedres.numerics._text import USUAL_ERRORS
 
 FOLDER = pathlib.Path(numerics.__file__).parent / "_page"
 HOSTILE = (
@@ -98,7 +99,8 @@ def test_names_become_no_elements():
 def test_document_comes_back(make):
     given = make(written())
     before = copy.deepcopy(given)
-    assert json.loads(Elements(render(given)).texts["data"]) == given == before
+    read = json.loads(Elements(render(given)).texts["data"])
+    assert read.pop("usual_errors") == USUAL_ERRORS and read == given == before
 
 
 def test_non_finite_numbers_become_null():
@@ -146,20 +148,24 @@ def test_page_shows_the_verdicts_of_the_report(name):
         np.testing.assert_allclose([effect["lost"] for effect in effects], lost, rtol=0, atol=1e-5)
 
 
-def test_axis_holds_every_row_and_window():
-    rows = [{"first": -40, "counts": [0, 5, 1]}, {"first": -90, "counts": [3, 4]}, {"first": 0, "counts": []}]
+def test_axis_holds_every_window_and_folds_what_is_behind_a_gap():
+    near, far = {"first": -55, "counts": [1, 0, 0]}, {"first": -90, "counts": [3, 4]}
+    rows = [{"first": -40, "counts": [0, 5, 1]}, near, far, {"first": 0, "counts": []}, {"first": 30, "counts": [2]}]
     axis, cells = evaluate(
         "(axis => [axis, given.rows.map(row => page.cellsOf(row, axis))])"
         "(page.axisOf(given.rows, [0, 17], given.rules))",
         rows=rows,
         rules=written()["rules"],
     )
-    # What is below 2**-72 is in the first cell.
-    assert axis == {"low": -74, "high": 18}
-    assert [sum(line) for line in cells] == [6, 7, 0]
-    assert cells[0][-39 + 74] == 5 and cells[0][-38 + 74] == 1 and cells[1][0] == 7
     window = evaluate("page.windowAt(17, given.rules)", rules=written()["rules"])
     assert window == {"left": -42, "normal": -31, "right": -1}
+    # 2**-55 is 13 octaves below the window, behind 12 empty ones. 2**-90 and 2**30 are counted in the outermost cells.
+    assert axis == {"low": -44, "high": 18}
+    assert [sum(line) for line in cells] == [6, 1, 7, 0, 2]
+    assert cells[0][-39 + 44] == 5 and cells[0][-38 + 44] == 1 and cells[1][0] == 1 and cells[2][0] == 7
+    assert cells[4][-1] == 2
+    rows[1]["counts"] = [0, 1, 0]
+    assert evaluate("page.axisOf(given.rows, [0, 17], given.rules)", rows=rows, rules=written()["rules"])["low"] == -56
 
 
 def test_rows_stand_side_by_side():

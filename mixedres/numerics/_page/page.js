@@ -4,6 +4,7 @@
 const SCALED = new Set(["gradient", "weight gradient"]); // the kinds that a loss scale moves
 const STEPS = 12, FAINT = 1e-5, STRONG = 0.3; // number of colors; fractions of the first and the last
 const LOWEST = -72, HIGHEST = 40; // exponents; the outermost cells include all beyond
+const FOLD = 12; // empty octaves
 
 // The effect of float16 on a row at the scale 2**log2Scale, as the report computed it.
 function effectOf(row, log2Scale, data) {
@@ -37,16 +38,16 @@ function windowAt(log2Scale, rules) {
   return { left: rules.smallest - 1 - log2Scale, normal: rules.smallest_normal - log2Scale, right: rules.top + 1 - log2Scale };
 }
 
-// The exponents [low, high) that a panel shows: those of all rows, and of the windows at these scales.
+// The exponents [low, high) that a panel shows: those of the windows at these scales, and those of all rows up to a gap
+// of FOLD empty octaves. What lies behind such a gap is counted in the outermost cell.
 function axisOf(rows, log2Scales, rules) {
   const windows = log2Scales.map(log2Scale => windowAt(log2Scale, rules));
   let low = Math.min(...windows.map(w => w.left)), high = Math.max(...windows.map(w => w.right));
-  for (const row of rows) {
-    const used = row.counts.map((count, i) => count ? row.first + i : null).filter(e => e !== null);
-    if (!used.length) continue;
-    low = Math.min(low, Math.max(used[0], LOWEST));
-    high = Math.max(high, Math.min(used[used.length - 1] + 1, HIGHEST));
-  }
+  const used = new Set(rows.flatMap(row => row.counts.map((count, i) =>
+    count ? Math.min(Math.max(row.first + i, LOWEST), HIGHEST - 1) : null).filter(e => e !== null)));
+  const ascending = [...used].sort((a, b) => a - b);
+  for (const e of [...ascending].reverse()) if (e < low && low - e <= FOLD) low = e;
+  for (const e of ascending) if (e >= high && e - high < FOLD) high = e + 1;
   return { low: low - 2, high: high + 2 };
 }
 
@@ -166,7 +167,8 @@ function showFacts(data) {
     const lines = data.comparison.map(c =>
       [c.preset, power(c.log2_scale), percent(c.median), percent(c.worst), c.worst_name || ""]);
     boxes.push(make("div", {}, make("h2", {}, "error of weight gradients against float32"),
-      tableOf(["preset", "scale", "median", "worst", "worst in"], lines, 4)));
+      tableOf(["preset", "scale", "median", "worst", "worst in"], lines, 4),
+      make("p", { className: "soft" }, data.usual_errors)));
   }
   $("facts").append(...boxes);
 }
@@ -196,7 +198,7 @@ function showLegend() {
   const key = (name, text) => make("span", {}, make("i", { className: name }), text);
   $("legend").append(strip, key("box now", "float16 now"), key("box recommended", "recommended"),
     key("zero", "becomes zero"), key("fewer", "subnormal"), key("over", "overflows"),
-    make("span", {}, "(bfloat16: a window over everything)"));
+    make("span", {}, "(the first and the last cell: all beyond; bfloat16: a window over everything)"));
 }
 
 function showMarks(data) {

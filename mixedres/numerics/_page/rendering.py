@@ -6,6 +6,7 @@ import re
 from mixedres._internal.files import without_nan
 from mixedres._internal.pages import escaped, fill
 from mixedres._internal.types import Record
+from mixedres.numerics._text import USUAL_ERRORS
 
 FORMAT = 2
 
@@ -27,6 +28,6 @@ def _embedded(document: Record) -> str:
     The histograms of single examinations are left out, because the page shows their sum.
     """
     rows = [{key: value for key, value in row.items() if key != "parts"} for row in document["rows"]]
-    document = document | {"rows": rows}
+    document = document | {"rows": rows, "usual_errors": USUAL_ERRORS}
     text = json.dumps(without_nan(document), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})

@@ -6,16 +6,22 @@ const hasTruth = tiles.some(tile => tile.dataset.truth);
 control('verdict').hidden = new Set(tiles.map(tile => tile.className)).size < 2;
 for (const option of [...control('sort').options]) if (option.value.endsWith('loss') && !hasTruth) option.remove();
 
+const STEP = 60;
+let limit = STEP; // tiles that are shown
+
 function filter() {
   const words = control('words').value.normalize().toLowerCase(), wanted = control('class').value;
   const verdict = control('verdict').value;
   let count = 0;
-  for (const tile of tiles) {
+  for (const tile of grid.children) {
     const {name, truth, predicted} = tile.dataset;
-    tile.hidden = !(name.normalize().toLowerCase().includes(words) && (!wanted || truth === wanted || predicted === wanted)
-      && (!verdict || tile.classList.contains(verdict)));
-    count += !tile.hidden;
+    const fits = name.normalize().toLowerCase().includes(words) && (!wanted || truth === wanted || predicted === wanted)
+      && (!verdict || tile.classList.contains(verdict));
+    count += fits;
+    tile.hidden = !fits || count > limit;
   }
+  control('more').hidden = count <= limit;
+  control('more').textContent = `show ${Math.min(STEP, count - limit)} more`;
   control('shown').textContent = `${count} of ${tiles.length} images`;
 }
 
@@ -26,8 +32,10 @@ function sort() {
   const order = key === 'name' ? (a, b) => a.dataset.name.localeCompare(b.dataset.name, undefined, {numeric: true})
     : (a, b) => number(a) - number(b) || tiles.indexOf(a) - tiles.indexOf(b);
   grid.append(...(by ? [...tiles].sort(order) : tiles));
+  filter();
 }
 
-for (const name of ['words', 'class', 'verdict']) control(name).addEventListener('input', filter);
+for (const name of ['words', 'class', 'verdict']) control(name).addEventListener('input', () => { limit = STEP; filter(); });
+control('more').addEventListener('click', () => { limit += STEP; filter(); });
 control('sort').addEventListener('input', sort);
 filter();
