@@ -15,6 +15,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = pathlib.Path(__file__).parent.parent
+# {live page: page of the site that has a link to it}
+BACK = {"explain": "autocast", "sweep": "experiments", "errors": "photographs", "notebook": "notebook"}
 # A word of inline code that fits on a line of a telephone. Browsers would break --config after the hyphens.
 WORD = re.compile(r"(?<!\S)\S{2,45}(?!\S)")
 # {page of the site: file of the repository}
@@ -46,6 +48,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Shows README's two doors on the start page."""
+    doors = (ROOT / "README.md").read_text().partition("<!-- the doors")[2].partition("<!-- end of the doors -->")[0]
+    return markdown.replace("<!-- the doors of README.md -->", doors.partition("-->")[2].replace("](docs/", "]("))
+
+
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Marks the words of inline code, which docs/extra.css keeps on one line."""
 
@@ -54,6 +62,14 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
         return f"<code>{words}</code>"
 
     return re.sub(r"(?<!</span>)(?<!<pre>)<code>([^<]*)</code>", marked, content)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Gives the live pages, which are files of their own, a way back to the site."""
+    for page in pathlib.Path(config.site_dir, "live").glob("*.html"):
+        name = page.stem.partition("_")[0]
+        back = f'<p><a href="../{BACK.get(name, "numerics")}/">← mixedres</a></p>'
+        page.write_text(page.read_text().replace("<body>", f"<body>\n{back}", 1))
 
 
 def on_post_template(content: str, template_name: str, config: MkDocsConfig) -> str:

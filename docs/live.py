@@ -3,7 +3,8 @@
 PYTHONPATH=. python docs/live.py  # ten minutes on two cores, most for the sweep; --only=doctor,explain makes some
 
 The pages are committed, because making them takes longer than a build of the site. docs/numerics.md, docs/autocast.md
-and docs/experiments.md show the programs that are examined here.
+and docs/experiments.md show the programs that are examined here. Pictures of two pages go to docs/images; they need
+Chromium (Debian's package `chromium`).
 """
 
 import argparse
@@ -40,6 +41,13 @@ def page(name: str) -> dict[str, Any]:
     return names
 
 
+def picture(page: pathlib.Path, name: str, width: int, height: int) -> None:
+    """Writes what a browser shows of the beginning of a page to docs/images."""
+    options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--blink-settings=preferredColorScheme=1"]
+    options += [f"--window-size={width},{height}", f"--screenshot={ROOT / 'docs' / 'images' / name}"]
+    subprocess.run(["chromium", *options, page.resolve().as_uri()], check=True, stderr=subprocess.DEVNULL)
+
+
 def doctor(work: pathlib.Path) -> None:
     """A healthy network, and a network that float16 harms."""
     run("mixedres.doctor", f"--config={ROOT}/configs/digits.py:fp16", "--steps=0,100", "--compare=fp16,bf16", cwd=work)
@@ -51,6 +59,7 @@ def doctor(work: pathlib.Path) -> None:
     loss, title = example.loss_in(jnp.float32), "Three blocks behind layer scale"
     report = numerics.examine(loss, params, example.x, example.labels, title=title)
     report.to_html(LIVE / "doctor_sick.html")
+    picture(LIVE / "doctor_sick.html", "doctor.png", 1400, 850)
 
 
 def explain(work: pathlib.Path) -> None:
@@ -77,6 +86,7 @@ def photographs(work: pathlib.Path) -> None:
     subprocess.run(command, cwd=work, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     shutil.copy(work / "runs" / "photos" / "errors.html", LIVE / "errors.html")
     shutil.copy(work / "curve.png", ROOT / "docs" / "images" / "photographs_curve.png")
+    picture(work / "sheet.html", "sheet.png", 1400, 548)
 
 
 def main() -> None:
