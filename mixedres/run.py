@@ -14,6 +14,8 @@ from ml_collections import ConfigDict
 
 from mixedres import checkpoints, config, data, train
 from mixedres import predict as networks
+from mixedres._internal.cli.progress import ImageProgress
+from mixedres._internal.cli.python_words import in_python, speaks_python
 from mixedres._internal.errors import ConfigError, WeightsError, config_errors
 from mixedres._internal.files import expanded, split_checkpoint
 from mixedres._internal.types import Record, Variables
@@ -83,6 +85,7 @@ class Run:
         """Returns the content of summary.json; None if the run is not finished."""
         return checkpoints.RecordedRun(self._workdir).summary()
 
+    @speaks_python
     def predict(self, images: Image | Sequence[Image], *, top: int = 5) -> list[networks.Prediction]:
         """Classifies images, in the precision of the run, on all devices of this process.
 
@@ -103,9 +106,14 @@ class Run:
             return []
         if any(isinstance(image, str) for image in given):
             self.classifier.check_takes_files(self.path)
-        found = networks.predictions(self._prepare(len(given)), given, top)
-        return [one._replace(square=None) for one in found]
+        predictions = []
+        with ImageProgress("classifying", len(given)) as progress:
+            for prediction, _ in networks.predictions(self._prepare(len(given)), given, top):
+                predictions.append(prediction._replace(error=in_python(prediction.error)))
+                progress.add()
+        return predictions
 
+    @speaks_python
     def evaluate(self, overrides: Mapping[str, Any] | None = None, *, source: data.Source | None = None) -> Record:
         """Evaluates the weights on the test images of the run.
 
@@ -141,6 +149,7 @@ class Run:
         return split_checkpoint(pathlib.Path(self.path))[0]
 
 
+@speaks_python
 def load(
     path: str | os.PathLike[str],
     *,
@@ -184,6 +193,7 @@ def load(
     return Run(str(place), classifier, found)
 
 
+@speaks_python
 def fit(
     recipe: ConfigDict | str,
     overrides: Mapping[str, Any] | None = None,

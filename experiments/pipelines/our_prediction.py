@@ -32,7 +32,7 @@ def main() -> None:
     files = sorted(map(str, options.folder.rglob("*.jpg")))[: options.count]
     files *= 1000 // len(files) + 1
     found = predictions(prepare(classifier, len(files)), files, len(classifier.class_names))
-    first, *_ = itertools.islice(found, default_batch_size())
+    (first, _), *_ = itertools.islice(found, default_batch_size())
     wall, cpu = time.perf_counter(), time.process_time()
     count = sum(1 for _ in itertools.islice(found, options.count))
     result = {

@@ -68,7 +68,7 @@ def load(paths: list[str], directory: pathlib.Path, size: int) -> Iterator[int]:
 
 def say(paths: list[str], chosen: Classifier) -> Iterator[int]:
     """All of them through prediction; how many have come, after every batch."""
-    for count, found in enumerate(predictions(prepare(chosen, len(paths), BATCH), paths, 5), start=1):
+    for count, (found, _) in enumerate(predictions(prepare(chosen, len(paths), BATCH), paths, 5), start=1):
         assert not found.error
         if count % BATCH == 0 or count == len(paths):
             yield count

@@ -11,7 +11,7 @@ import os
 import pathlib
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from mixedres._internal.cli import command_line, console, process
 from mixedres._internal.errors import ConfigError, DataError, reason
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mixedres.predict.gallery import Gallery, Tile
     from mixedres.predict.inference import Prediction
 
+_T = TypeVar("_T")
 DESCRIPTION = """\
 Classifies images with the network of a run or with weights of other libraries.
 
@@ -69,14 +70,14 @@ def _classify(options: argparse.Namespace, paths: Sequence[str]) -> None:
     # The loss of an image on the page may need the probability of any class.
     top = len(names) if options.out else options.topk
     found = predictions(prepare(classifier, len(paths), options.batch_size), paths, top)
-    for prediction in found if show else _counted(found, len(paths)):
+    for prediction, square in found if show else _counted(found, len(paths)):
         if prediction.error and len(paths) == 1 and not options.json:
             raise ConfigError(f"{prediction.image}: {prediction.error}")
         if show:
             _show(prediction, options.topk, as_json=options.json)
         unreadable += bool(prediction.error)
-        if options.out and prediction.square is not None:
-            gallery.add(_tile(prediction, prediction.square, by_name, parts))
+        if options.out and square is not None:
+            gallery.add(_tile(prediction, square, by_name, parts))
         elif options.out:
             gallery.unreadable[prediction.image] = prediction.error
     for path, error in () if show else gallery.unreadable.items():
@@ -89,14 +90,14 @@ def _classify(options: argparse.Namespace, paths: Sequence[str]) -> None:
         raise DataError(f"{unreadable} of the {len(paths)} files could not be classified")
 
 
-def _counted(found: Iterator[Prediction], total: int) -> Iterator[Prediction]:
+def _counted(found: Iterator[_T], total: int) -> Iterator[_T]:
     """Yields predictions, and shows their number on the screen."""
     from mixedres._internal.cli.progress import ImageProgress
 
     with ImageProgress("classifying", total) as progress:
-        for prediction in found:
+        for item in found:
             progress.add()
-            yield prediction
+            yield item
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -19,31 +19,23 @@ from mixedres.predict.classifier import Classifier
 
 
 class Prediction(NamedTuple):
-    """Prediction for an image.
+    """Prediction for an image; `pandas.DataFrame(predictions)` is a table of them.
 
     Attributes:
       image: path of the file; for an array, its number in the call.
-      top: pairs of class name and probability, the most probable first; [] if the image could not be classified.
-      labels: the outputs of the network that `top` names.
-      square: the network's input; None if the image could not be classified, and in the result of `Run.predict`.
+      name: the most probable class; '' if the image could not be classified.
+      probability: that of `name`.
       error: reason in one line why the image could not be classified, or ''.
+      top: pairs of class name and probability, the most probable first.
+      labels: the outputs of the network that `top` names.
     """
 
     image: str
-    top: list[tuple[str, float]]
-    labels: list[int]
-    square: np.ndarray | None = None
+    name: str = ""
+    probability: float = 0.0
     error: str = ""
-
-    @property
-    def name(self) -> str:
-        """Returns the name of the most probable class; '' if the image could not be classified."""
-        return self.top[0][0] if self.top else ""
-
-    @property
-    def probability(self) -> float:
-        """Returns the probability of the most probable class; 0 if the image could not be classified."""
-        return self.top[0][1] if self.top else 0.0
+    top: Sequence[tuple[str, float]] = ()
+    labels: Sequence[int] = ()
 
 
 # Images of a batch for each device. On a CPU batches of 4 to 8 take the least time for an image: ResNet-50 in bfloat16
@@ -91,8 +83,11 @@ def prepare(classifier: Classifier, count: int, batch_size: int | None = None) -
     return Prepared(classifier, batch_size, compiled, variables)
 
 
-def predictions(prepared: Prepared, images: Sequence[str | np.ndarray], top: int) -> Generator[Prediction]:
-    """Yields the predictions for all images, in order; memory does not grow with the number of files.
+def predictions(
+    prepared: Prepared, images: Sequence[str | np.ndarray], top: int
+) -> Generator[tuple[Prediction, np.ndarray | None]]:
+    """Yields the prediction for each image, in order, and the network's input; memory does not grow with the number of
+    files. The input is None if the image could not be classified.
 
     Args:
       prepared: the compiled network.
@@ -119,15 +114,15 @@ def predictions(prepared: Prepared, images: Sequence[str | np.ndarray], top: int
             probabilities = np.asarray(compiled(variables, on_devices))
             for image, square, row in zip(itertools.islice(names, len(batch)), batch, probabilities, strict=False):
                 if isinstance(square, str):
-                    yield Prediction(image, [], [], error=square)
+                    yield Prediction(image, error=square), None
                     continue
                 if not np.isfinite(row).all():
                     error = f"the network's output is not finite in {classifier.precision.name}; try --precision=fp32"
-                    yield Prediction(image, [], [], error=error)
+                    yield Prediction(image, error=error), None
                     continue
                 labels = np.argsort(-row, kind="stable")[:top].tolist()
                 found = [(classifier.class_names[label], float(row[label])) for label in labels]
-                yield Prediction(image, found, labels, square)
+                yield Prediction(image, *found[0], top=found, labels=labels), square
 
 
 def compile_network(

@@ -1,7 +1,7 @@
 """Evaluation: a loop over the test images, for one network or for the same weights in several precisions."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -12,6 +12,7 @@ from mixedres import data, precision
 from mixedres._internal import coordination, environment
 from mixedres._internal.cli import console
 from mixedres._internal.cli.compilation import compilation_cache
+from mixedres._internal.cli.progress import ImageProgress
 from mixedres._internal.errors import DataError
 from mixedres._internal.names import __version__
 from mixedres._internal.types import Batch, CompiledStep, Metrics, Record
@@ -54,7 +55,8 @@ def evaluate(plan: Plan, *, group: SingleProcess = SINGLE, on_results: OnResults
         environment.check_memory(step, experiment.devices, "a smaller config.batch_size or config.data.image_size")
         with group.loop():
             collector = data.ResultCollector() if on_results is not None and group.count == 1 else None
-            (sums,) = sum_over_images(experiment, {"": step}, state, group=group, collector=collector).values()
+            with _progress(experiment, group) as count:
+                sums = sum_over_images(experiment, {"": step}, state, count=count, group=group, collector=collector)[""]
     result = means(sums)
     words = on_results(experiment, collector.results()) if on_results is not None and collector is not None else ""
     console.show(
@@ -83,8 +85,8 @@ def compare_presets(plan: Plan, presets: Sequence[str], *, group: SingleProcess 
             name: compile_step(experiment.in_precision(precision.get(name)), state, has_baseline=name != names[0])
             for name in names
         }
-        with group.loop():
-            sums = sum_over_images(experiment, by_name, state, group=group)
+        with group.loop(), _progress(experiment, group) as count:
+            sums = sum_over_images(experiment, by_name, state, count=count, group=group)
     results = {
         name: means(counted) | {key: int(counted[key]) for key in ("changed", "nonfinite")}
         for name, counted in sums.items()
@@ -107,6 +109,7 @@ def sum_over_images(
     state: TrainState,
     *,
     should_stop: Callable[[], bool] = lambda: False,
+    count: Callable[[int], object] = lambda number: None,
     group: SingleProcess = SINGLE,
     collector: data.ResultCollector | None = None,
 ) -> dict[str, Metrics]:
@@ -118,6 +121,7 @@ def sum_over_images(
       eval_steps: compiled evaluation steps by name; the classes that the first step predicts are the baseline of the
         others.
       should_stop: called before every batch, and during the wait for a batch; if it returns True, the result is {}.
+      count: called with the number of images of each batch.
       group: the processes that evaluate together.
       collector: receives the results of the first step for each image, if there is one process.
 
@@ -154,6 +158,7 @@ def sum_over_images(
                 sums[name], results = step(state.eval_variables, batch, baseline, sums[name])
                 first = results if first is None else first
             in_flight.push(index, sums, {})
+            count(min(experiment.batch_size, stated - index * experiment.batch_size))
             if collector is not None:
                 _collect(collector, waiting)
                 waiting = [(index * experiment.batch_size, batch, first)]
@@ -164,12 +169,22 @@ def sum_over_images(
     on_host = jax.device_get(sums)
     frequent = {"most_frequent": labels.max()} if group.count == 1 else {}
     by_name = {name: on_host[name] | frequent for name in eval_steps}  # jax sorts the keys of a dict
-    counted = int(next(iter(by_name.values()))["examples"])
-    if group.count == 1 and not experiment.source.unreadable and counted != stated:
-        raise DataError(f"{data_set}: {counted} test images came, and eval_examples states {stated}; {correct}")
-    if not all(int(counted["examples"]) for counted in by_name.values()):
+    came = int(next(iter(by_name.values()))["examples"])
+    if group.count == 1 and not experiment.source.unreadable and came != stated:
+        raise DataError(f"{data_set}: {came} test images came, and eval_examples states {stated}; {correct}")
+    if not all(int(found["examples"]) for found in by_name.values()):
         raise DataError(f"none of the {stated} test images can be read")
     return by_name
+
+
+@contextlib.contextmanager
+def _progress(experiment: Experiment, group: SingleProcess) -> Iterator[Callable[[int], object]]:
+    """Yields a function that counts images, and shows their number in the first process."""
+    if not group.is_primary:
+        yield lambda number: None
+        return
+    with ImageProgress("evaluating", experiment.source.eval_examples) as progress:
+        yield progress.add
 
 
 def _collect(collector: data.ResultCollector, waiting: Sequence[tuple[int, Batch, Metrics | None]]) -> None:

@@ -291,3 +291,11 @@ def test_long_comparison_is_announced(capsys, monkeypatch):
     for shapes in (1, 1, 1), (1, 2, 2):  # a slice and a tanh for each shape
         compare(lambda x, shapes=shapes: [jnp.tanh(x[:n]) for n in shapes], F16([1, 2, 3]), dtype=None)
     assert capsys.readouterr().err == "compare: compiling 4 operations takes about 0 s of CPU time\n"
+
+
+def test_long_comparison_says_how_far_it_is(capsys, monkeypatch):
+    monkeypatch.setattr(running, "_BETWEEN", 0.0)
+    compare(lambda x: x @ x @ x, 1000 * X)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" at most ")[0] for line in lines[:2]] == ["compare: 1 of", "compare: 2 of"]
+    assert lines[-1] == "compare: trying dtype='bfloat16'"

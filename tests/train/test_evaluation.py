@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mixedres import data, main, precision
+from mixedres._internal.cli import progress
 from mixedres._internal.errors import ConfigError
 from mixedres.export import __main__ as export_command
 from mixedres.train import step, steps
@@ -42,7 +43,7 @@ def test_compared_presets_ignore_keep_float32_of_the_run(preset):
         assert graphs.product_dtypes(jaxpr) == dtypes
 
 
-def test_presets_are_compared_image_by_image(trained, capsys):
+def test_presets_are_compared_image_by_image(trained, capsys, monkeypatch):
     config, classes = digits("fp16", ema_decay=0.9), {}
     capsys.readouterr()
     results = run_cases.compare_presets(config, trained, ["bf16", "fp16"])
@@ -60,11 +61,13 @@ def test_presets_are_compared_image_by_image(trained, capsys):
         assert abs(found["changed"] - (classes[name] != classes["fp32"]).sum()) <= 2, results
     assert results["bf16"]["changed"] > 0 == results["fp32"]["changed"], results
 
-    kept = []
+    kept, counts = [], []
+    monkeypatch.setattr(progress.ImageProgress, "add", lambda self, count: counts.append(count))
     evaluated = run_cases.evaluate(config, trained, on_results=lambda *given: kept.append(given[1]) or "a page")
     images, last = kept[0], capsys.readouterr().out.splitlines()[-1]
     assert evaluated["top1"] == results["fp16"]["top1"] and last.endswith("; a page")
     # The last batch of 28 has 24 images.
+    assert counts == [28] * 12 + [24]
     np.testing.assert_array_equal(images.label, source.eval_labels)
     np.testing.assert_array_equal(images.index, np.arange(360))
     assert evaluated["top1"] == (images.predicted == images.label).mean()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
+import sys
 import time
 from collections.abc import Mapping
 
@@ -70,8 +73,13 @@ class StepProgress:
 LINE_EVERY = 30.0  # seconds
 
 
+def _shows_widgets() -> bool:
+    """Returns whether this is a notebook with the package of tqdm's bar."""
+    return "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets") is not None
+
+
 class ImageProgress:
-    """Counts images, as a context manager.
+    """Counts images, as a context manager: a bar on a terminal and in a notebook, elsewhere a line now and then.
 
     Args:
       label: what is done, one word or two.
@@ -84,8 +92,11 @@ class ImageProgress:
         self._start = self._said = time.monotonic()
         self._first = done
         self._bar = None
-        if console.is_terminal():
-            self._bar = tqdm.tqdm(desc=label, total=total, initial=done, unit=" images", smoothing=0.05, leave=False)
+        if _shows_widgets() or console.is_terminal():
+            # tqdm.auto would warn of missing packages elsewhere.
+            bar = importlib.import_module("tqdm.auto").tqdm if _shows_widgets() else tqdm.tqdm
+            options = {"unit": " images", "smoothing": 0.05, "leave": False, "delay": 1.0}
+            self._bar = bar(desc=label, total=total, initial=done, **options)
 
     def __enter__(self) -> ImageProgress:
         return self

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,8 @@ _ALL, _LITTLE = 0.99, 0.005
 # CPU time of an operation that is unlike all others: 34 ms in a transformer of 8 blocks, with 50 of them, and 70 ms in
 # the gradient of a ResNet-18, with 458, on one core of a Xeon. A comparison of less time is not announced.
 _SECONDS_OF_AN_OPERATION, _SHORT = 0.05, 5
+# Seconds between lines about a long comparison.
+_BETWEEN = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +143,9 @@ def compare(
     half = _Half(fn, None if dtype is None else options, of, scale)
     program = Traced.of(half, args, names, _is_array)
     found = _half_dtype(program) if dtype is None else amp.half_dtype(dtype)
-    _announce(program.jaxpr)
+    progress = _Progress(program.jaxpr)
     recorder = PairRecorder(program.platform)
+    recorder.on_operation = progress.add
     exact, tensors, statistics = recorder.run(program.jaxpr, program.names, program.arrays)
     analysis = Analysis(statistics, list(zip(program.results, tensors, strict=True)), found)
     zeros, infinities = rounded_constants(program.jaxpr) if dtype is None else ([], [])
@@ -168,17 +172,30 @@ def compare(
     counted = {
         i: array for i, (name, array) in enumerate(zip(program.results, exact, strict=True)) if name in report.errors
     }
-    return dataclasses.replace(report, mends=_mends(report, half, args, counted))
+    return dataclasses.replace(report, mends=_mends(report, half, args, counted, progress))
 
 
-def _announce(jaxpr: Jaxpr) -> None:
-    """Says how long a large comparison takes. Most of it is XLA's compiler, which compiles equal operations once."""
-    operations = {
-        (eqn.primitive, *(str(atom.aval) for atom in (*eqn.invars, *eqn.outvars)))
-        for eqn in jax_compat.equations(jaxpr)
-    }
-    if (seconds := len(operations) * _SECONDS_OF_AN_OPERATION) >= _SHORT:
-        console.complain(f"compare: compiling {len(operations):,} operations takes about {seconds:.0f} s of CPU time")
+class _Progress:
+    """Says on stderr how long a large comparison takes, and now and then how far it is."""
+
+    def __init__(self, jaxpr: Jaxpr) -> None:
+        """Announces the time. Most of it is XLA's compiler, which compiles equal operations once."""
+        equations = list(jax_compat.equations(jaxpr))
+        kinds = {(eqn.primitive, *(str(atom.aval) for atom in (*eqn.invars, *eqn.outvars))) for eqn in equations}
+        self._done, self._total, self._said = 0, len(equations), time.monotonic()
+        if (seconds := len(kinds) * _SECONDS_OF_AN_OPERATION) >= _SHORT:
+            console.complain(f"compare: compiling {len(kinds):,} operations takes about {seconds:.0f} s of CPU time")
+
+    def add(self) -> None:
+        """Counts an operation."""
+        self._done += 1
+        self.say(f"{self._done:,} of at most {self._total:,} operations")
+
+    def say(self, what: str) -> None:
+        """Prints a line if the last line is some time ago."""
+        if time.monotonic() - self._said >= _BETWEEN:
+            self._said = time.monotonic()
+            console.complain(f"compare: {what}")
 
 
 def _is_array(leaf: Any) -> bool:
@@ -196,7 +213,9 @@ def _half_dtype(program: Traced) -> np.dtype[Any]:
     return dtypes.pop() if len(dtypes) == 1 else HALF[0]
 
 
-def _mends(report: ErrorReport, half: _Half, args: Sequence[PyTree], exact: Mapping[int, Any]) -> tuple[Mend, ...]:
+def _mends(
+    report: ErrorReport, half: _Half, args: Sequence[PyTree], exact: Mapping[int, Any], progress: _Progress
+) -> tuple[Mend, ...]:
     """Returns the changes that remove some of the error, best first.
 
     Tried are float32 for the largest contributors, bfloat16, and another loss scale.
@@ -215,11 +234,13 @@ def _mends(report: ErrorReport, half: _Half, args: Sequence[PyTree], exact: Mapp
         tried["dtype='bfloat16'"] = dataclasses.replace(half, options=half.options | {"dtype": jnp.bfloat16})
     errors = {}
     for change, changed in tried.items():
+        progress.say(f"trying {change}")
         with contextlib.suppress(ValueError):  # the path has no operation that autocast could keep
             errors[change] = _largest_error(_compiled(changed, args)(), exact)
     mends = [Mend(change, error, _removed(error, report.error)) for change, error in errors.items()]
     mends.sort(key=lambda mend: mend.error)
     if report.dtype == np.float16 and half.of == "grad":
+        progress.say("trying loss scales")
         exponent, error = _best_scale(half, args, exact)
         mend = Mend(f"scale={format_power(exponent)}", error, _removed(error, report.error))
         place = 0 if mend.removes > _ALL else sum(one.error < error for one in mends)

@@ -100,6 +100,8 @@ class Recorder:
     def __init__(self, platform: str) -> None:
         self.frames: dict[Path, Frame] = {}
         self.platform = platform
+        # Called before each operation that is compiled alone.
+        self.on_operation: Callable[[], object] = lambda: None
         self._is_whole = True
 
     @property
@@ -184,6 +186,7 @@ class Recorder:
 
     def _alone(self, eqn: Equation, arrays: list[Array]) -> list[Any]:
         """Returns `operation`, compiled alone."""
+        self.on_operation()
         if self.shares(eqn) and (same := jax_compat.signature(eqn)) is not None:
             return _program(_Kind(type(self), self.platform, same, eqn))(arrays)
         program = jax.jit(lambda arrays: self.operation(eqn, arrays), compiler_options=self._options)
