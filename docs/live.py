@@ -67,6 +67,23 @@ def explain(work: pathlib.Path) -> None:
     page("autocast.md")["report"].to_html(LIVE / "explain.html")
 
 
+def library(work: pathlib.Path) -> None:
+    """The notebook of docs/library.md: its text and its blocks, with what they print."""
+    import nbclient
+    import nbformat.v4 as notebooks
+
+    text = re.sub(r"```text\n.*?```\n", "", (ROOT / "docs" / "library.md").read_text(), flags=re.DOTALL)
+    text = re.sub(r"\]\((?=[\w/]+\.md)", "](../docs/", text)
+    cells = []
+    for number, part in enumerate(re.split(r"```python\n(.*?)```", text, flags=re.DOTALL)):
+        make = notebooks.new_code_cell if number % 2 else notebooks.new_markdown_cell
+        cells.append(make(part.strip(), id=f"cell-{number}"))
+    notebook = notebooks.new_notebook(cells=cells)
+    nbclient.NotebookClient(notebook, record_timing=False).execute()
+    notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    (ROOT / "examples" / "your_own_program.ipynb").write_text(notebooks.writes(notebook) + "\n")
+
+
 def compare(work: pathlib.Path) -> None:
     """The pairwise distances of docs/numerics.md."""
     page("numerics.md")["report"].to_html(LIVE / "compare.html")
@@ -91,7 +108,7 @@ def photographs(work: pathlib.Path) -> None:
 
 def main() -> None:
     """Makes all pages, or those of --only."""
-    makers = {maker.__name__: maker for maker in (doctor, explain, compare, sweep, photographs)}
+    makers = {maker.__name__: maker for maker in (doctor, explain, compare, library, sweep, photographs)}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(makers), help="pages to make, with commas between them")
     LIVE.mkdir(exist_ok=True)

@@ -18,12 +18,12 @@ from tests import ROOT
 
 FOLDER = ROOT / "examples"
 FILES = sorted(FOLDER.glob("*.py"))
-NOTEBOOK = FOLDER / "mixed_precision.ipynb"
+NOTEBOOK, OF_PAGE = FOLDER / "mixed_precision.ipynb", FOLDER / "your_own_program.ipynb"
 
 
 def test_all_examples_are_listed():
     page = (ROOT / "docs" / "examples.md").read_text()
-    assert sorted(re.findall(r"`examples/([\w.]+)`", page)) == sorted(path.name for path in (*FILES, NOTEBOOK))
+    assert sorted(re.findall(r"`examples/([\w.]+)`", page)) == sorted(path.name for path in (*FILES, NOTEBOOK, OF_PAGE))
 
 
 def test_notebook_is_stored_with_its_results():
@@ -35,6 +35,18 @@ def test_notebook_is_stored_with_its_results():
     assert {output["output_type"] for output in outputs} == {"stream", "execute_result", "display_data"}
     (table,) = ("".join(o["data"]["text/markdown"]) for o in outputs if "text/markdown" in o.get("data", {}))
     assert all(float(accuracy) >= 95 for accuracy in re.findall(r"([\d.]+)%", table))
+
+
+def test_notebook_of_a_page_has_its_blocks_and_prints_what_it_says():
+    """docs/live.py writes it. A slow test runs the page."""
+    page = (ROOT / "docs" / "library.md").read_text()
+    code = [cell for cell in json.loads(OF_PAGE.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert ["".join(cell["source"]) for cell in code] == [
+        block.strip() for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    ]
+    printed = "".join("".join(output["text"]) for cell in code for output in cell["outputs"])
+    for block in re.findall(r"```text\n(.*?)```", page, re.DOTALL):
+        assert all(part in printed for line in block.splitlines() for part in line.split("..."))
 
 
 @pytest.fixture
