@@ -19,7 +19,7 @@ from mixedres._internal.names import PRESETS
 from mixedres._internal.tree import named_leaves
 from mixedres.data import Batch
 from mixedres.models import normalize
-from mixedres.numerics._exponents import BINS, exponents
+from mixedres.numerics.counting.histograms import BINS, exponents
 from mixedres.train import losses, start, step, steps
 from mixedres.train.experiment import Experiment
 
@@ -140,7 +140,7 @@ def _differing(x: np.ndarray) -> int:
 
 
 def expected_counts(x: np.ndarray) -> np.ndarray:
-    """`mixedres.numerics.exponents` by numpy: eleven bits are kept, the others round up from a half; NaN comes last."""
+    """`numerics.counting.exponents` by numpy: eleven bits are kept, others round up from a half; NaN comes last."""
     bits = x.ravel().view(np.uint32) & 0x7FFFFFFF
     places = np.minimum((bits + 0x1000) >> 23, BINS - 2)
     return np.bincount(np.where(bits > 0x7F800000, BINS - 1, places), minlength=BINS).astype(np.uint32)

@@ -3,40 +3,29 @@
 Needs only jax.
 """
 
+from mixedres.numerics import counting
 from mixedres.numerics._compare.analysis import OperationRow
-from mixedres.numerics._compare.report import Contributor, ErrorReport, Mend
+from mixedres.numerics._compare.report import ErrorReport
 from mixedres.numerics._compare.running import compare
 from mixedres.numerics._examine import TensorCounts, examine
-from mixedres.numerics._exponents import Exponents, exponents
-from mixedres.numerics._linen import tap_modules
-from mixedres.numerics._nonfinite.finding import ArrayRecord, Finding, Origin
+from mixedres.numerics._nonfinite.finding import ArrayRecord, Finding
 from mixedres.numerics._nonfinite.search import first_nonfinite
-from mixedres.numerics._recording.frames import Operation
 from mixedres.numerics._report import Comparison, Report
-from mixedres.numerics._rows import LOST, TensorRow
-from mixedres.numerics._taps import TapStatistics, tap, tapped_value_and_grad
+from mixedres.numerics._rows import TensorRow
+from mixedres.numerics.counting.taps import tap
 
 __all__ = [
-    "LOST",
     "ArrayRecord",
     "Comparison",
-    "Contributor",
     "ErrorReport",
-    "Exponents",
     "Finding",
-    "Mend",
-    "Operation",
     "OperationRow",
-    "Origin",
     "Report",
-    "TapStatistics",
     "TensorCounts",
     "TensorRow",
     "compare",
+    "counting",
     "examine",
-    "exponents",
     "first_nonfinite",
     "tap",
-    "tap_modules",
-    "tapped_value_and_grad",
 ]

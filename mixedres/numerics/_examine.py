@@ -14,12 +14,11 @@ from mixedres._internal import jax_compat
 from mixedres._internal.errors import listed
 from mixedres._internal.tree import is_array, leaves_by_path
 from mixedres._internal.types import Array, Batch, Function, Params
-from mixedres.numerics import _taps
-from mixedres.numerics._exponents import Exponents, exponents
-from mixedres.numerics._linen import tap_modules
 from mixedres.numerics._report import Report
 from mixedres.numerics._rows import TensorRow, log2_of_scale
 from mixedres.numerics._trials import tried
+from mixedres.numerics.counting import Exponents, TapStatistics, exponents, tap_modules, tapped_value_and_grad
+from mixedres.numerics.counting.taps import names, read
 
 
 def examine(
@@ -70,14 +69,14 @@ def examine(
         wanted = re.compile(select).search
     except re.error as error:
         raise ValueError(f"select={select!r} is not a regular expression: {error}") from None
-    found = _taps.names(loss_of, floats, *batch)
+    found = names(loss_of, floats, *batch)
     dtypes = {name: dtype for name, dtype in found.items() if wanted(name)}
     floats_wanted = [name for name in floats if wanted(name)]
     if not dtypes and not floats_wanted:
         raise ValueError(f"select={select!r} matches no name; there are {listed([*(found | floats)], 3)}")
 
     def counted(floats: dict[str, Any], *batch: Batch) -> tuple[TensorCounts, dict[str, Any]]:
-        grad_fn = _taps.tapped_value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])
+        grad_fn = tapped_value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])
         _, gradients, statistics = grad_fn(floats, *batch)
         counts = [{name: exponents(x[name]) for name in floats_wanted} for x in (gradients, floats)]
         return TensorCounts(statistics, *counts), gradients
@@ -106,18 +105,18 @@ class TensorCounts:
 
     Attributes:
       taps: counts of values and their gradients.
-      gradients: counts of weight gradients by name; see `numerics.exponents`.
+      gradients: counts of weight gradients by name; see `counting.exponents`.
       parameters: counts of weights by name.
     """
 
-    taps: _taps.TapStatistics
+    taps: TapStatistics
     gradients: dict[str, jax.Array]
     parameters: dict[str, jax.Array]
 
     def rows(self, params: Mapping[str, Any]) -> tuple[TensorRow, ...]:
         """Returns the rows of a report in the order of execution; `params` maps names to arrays or shapes."""
         rows, modules = [], list(dict.fromkeys(map(_module, self.taps.names)))
-        for name, tapped in _taps.read(self.taps).items():
+        for name, tapped in read(self.taps).items():
             about = (name, _module(name), np.dtype(tapped.dtype), ())
             row = TensorRow("activation", *about, (tapped.value,), tapped.executions)
             rows += [row, dataclasses.replace(row, kind="gradient", parts=(tapped.gradient,))]

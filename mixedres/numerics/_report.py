@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from mixedres._internal.errors import listed
 from mixedres._internal.files import without_nan
 from mixedres.numerics import _text
-from mixedres.numerics._exponents import SMALLEST, SMALLEST_NORMAL, TOP
 from mixedres.numerics._page import rendering
 from mixedres.numerics._rows import FLUSHING, LEVELS, LOST, MOST_ERROR, TensorRow, format_power
+from mixedres.numerics.counting.histograms import SMALLEST, SMALLEST_NORMAL, TOP
 
 # Recommended loss scales end at 2**24, like the dynamic one (`mixedres.precision`), and include scales below 1.
 LOG2_SCALES = range(-24, 25)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mixedres.numerics._exponents import TOP, Exponents
+from mixedres.numerics.counting.histograms import TOP, Exponents
 
 Kind = Literal["activation", "gradient", "weight gradient", "parameter"]
 KINDS: tuple[Kind, ...] = ("activation", "gradient", "weight gradient", "parameter")
@@ -81,6 +81,10 @@ class TensorRow:
     def lost(self, log2_scale: int) -> float:
         """Returns the fraction of the mass that becomes zero in float16 at the loss scale 2**log2_scale."""
         return max(part.lost_mass(self.at(log2_scale)) for part in self.parts)
+
+    def is_lost(self, log2_scale: int) -> bool:
+        """Returns whether over 1 % of the mass becomes zero in float16 at the loss scale 2**log2_scale."""
+        return self.lost(log2_scale) > LOST
 
     @cached_property
     def min_sufficient_log2_scale(self) -> int | None:

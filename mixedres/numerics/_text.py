@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mixedres.numerics._exponents import SMALLEST, SMALLEST_NORMAL, TOP
 from mixedres.numerics._rows import KINDS, TensorRow, format_power
+from mixedres.numerics.counting.histograms import SMALLEST, SMALLEST_NORMAL, TOP
 
 WIDTH = 100
 _NAME, _CELLS, _OCTAVES = 27, 24, 2  # characters of a name; cells of a histogram; octaves of a cell

@@ -12,7 +12,7 @@ from mixedres._internal.mesh import AXIS
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch, JittedStep, Metrics, PyTree, Variables
 from mixedres.models import kernel_layout
-from mixedres.numerics import TapStatistics, TensorCounts, exponents, tap_modules, tapped_value_and_grad
+from mixedres.numerics import TensorCounts, counting
 from mixedres.precision import NoOpLossScale
 from mixedres.train import step
 from mixedres.train.experiment import Experiment
@@ -77,8 +77,8 @@ def tensor_counts(variables: Variables, batch: Batch, *, options: StepOptions) -
     loss_fn = partial(scaled_loss, options=options)
     per_device = jax.lax.pcast((variables["params"], variables["batch_stats"]), AXIS, to="varying")
 
-    def count(part: Batch) -> tuple[TapStatistics, dict[str, jax.Array]]:
-        grad_fn = tapped_value_and_grad(tap_modules(loss_fn), has_aux=True)
+    def count(part: Batch) -> tuple[counting.TapStatistics, dict[str, jax.Array]]:
+        grad_fn = counting.tapped_value_and_grad(counting.tap_modules(loss_fn), has_aux=True)
         _, grads, statistics = grad_fn(*per_device, part, NoOpLossScale())
         return statistics, _histograms(grads)
 
@@ -151,4 +151,4 @@ def _state_format(experiment: Experiment) -> PyTree:
 
 
 def _histograms(tree: PyTree) -> dict[str, jax.Array]:
-    return {name: exponents(leaf) for name, leaf in named_leaves(tree).items()}
+    return {name: counting.exponents(leaf) for name, leaf in named_leaves(tree).items()}

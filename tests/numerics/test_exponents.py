@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mixedres.numerics._exponents import BINS, SMALLEST, Exponents, exponents
 from mixedres.numerics._rows import TensorRow
+from mixedres.numerics.counting.histograms import BINS, SMALLEST, Exponents, exponents
 
 IMPLS = ["scatter", "compare", "auto"]
 count = jax.jit(exponents, static_argnames="impl")

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres.numerics import _linen, _taps
+from mixedres.numerics.counting import linen, taps
 from tests.numerics import cases
 from tests.numerics.cases import F16
 
@@ -30,14 +30,14 @@ def test_real_gradients_stay_finite_up_to_the_largest_safe_scale(name):
 def test_fraction_of_zeros_at_three_scales(name):
     """The zeros in all gradients of activations, within a point; those of the weights where these do not compound."""
     case, report = cases.examined(name)
-    loss = _linen.tap_modules(case.loss(F16))
-    real = jax.jit(_taps.tapped_value_and_grad(loss))
+    loss = linen.tap_modules(case.loss(F16))
+    real = jax.jit(taps.tapped_value_and_grad(loss))
     rows = [row for row in report.rows if row.kind == "gradient"]
     size = sum(row.exponents.size for row in rows)
     weights = [row for row in report.rows if row.kind == "weight gradient"]
     for log2_scale in SCALES:
         _, gradients, statistics = real(case.params, case.batch, 2.0**log2_scale)
-        found = sum(tapped.gradient.zeros * tapped.gradient.size for tapped in _taps.read(statistics).values())
+        found = sum(tapped.gradient.zeros * tapped.gradient.size for tapped in taps.read(statistics).values())
         predicted = sum((row.exponents.zeros + row.exponents.flushed(log2_scale)) * row.exponents.size for row in rows)
         assert abs(found - predicted) / size <= 0.01, (log2_scale, found / size, predicted / size)
         if log2_scale:

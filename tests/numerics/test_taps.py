@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mixedres.numerics import _taps
+from mixedres.numerics.counting import taps
 from tests.numerics.test_exponents import histogram
 
 RNG = np.random.default_rng(0)
@@ -16,18 +16,18 @@ X = jnp.asarray(RNG.standard_normal((16, 6)), jnp.float32)
 
 
 def layer(w, x):
-    return _taps.tap(jnp.tanh(x @ w), "hidden")
+    return taps.tap(jnp.tanh(x @ w), "hidden")
 
 
 def loss(weights, x, layer=layer):
     for w in weights:
         x = layer(w, x)
-    return jnp.mean(_taps.tap(x, "out") ** 2)
+    return jnp.mean(taps.tap(x, "out") ** 2)
 
 
 def scanned(weights, x, around=lambda body: body):
     x, _ = jax.lax.scan(around(lambda x, w: (layer(w, x), None)), x, jnp.stack(weights))
-    return jnp.mean(_taps.tap(x, "out") ** 2)
+    return jnp.mean(taps.tap(x, "out") ** 2)
 
 
 def rematted(weights, x):
@@ -38,7 +38,7 @@ def mapped(weights, x):
     def one(row):
         for w in weights:
             row = layer(w, row)
-        return _taps.tap(row, "out")
+        return taps.tap(row, "out")
 
     return jnp.mean(jax.vmap(one)(x) ** 2)
 
@@ -75,7 +75,7 @@ def assert_close(found, expected):
     ids=lambda fn: fn.__name__,
 )
 def test_every_element_is_counted_and_no_number_is_changed(fn, outer):
-    value, gradients, statistics = outer(_taps.tapped_value_and_grad(fn))(WEIGHTS, X)
+    value, gradients, statistics = outer(taps.tapped_value_and_grad(fn))(WEIGHTS, X)
     if outer is jax.jit:
         plain = jax.jit(jax.value_and_grad(fn))(WEIGHTS, X)
         for a, b in zip(jax.tree.leaves((value, gradients)), jax.tree.leaves(plain), strict=True):
@@ -83,7 +83,7 @@ def test_every_element_is_counted_and_no_number_is_changed(fn, outer):
                 assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(b)
             else:
                 assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-    found = _taps.read(statistics)
+    found = taps.read(statistics)
     assert list(found) == ["hidden", "out"]
     values, gradients = hidden_values(WEIGHTS, X)
     assert_close(found["hidden"].value, histogram(values.astype(np.float32)))
@@ -94,9 +94,9 @@ def test_every_element_is_counted_and_no_number_is_changed(fn, outer):
 
 
 def test_without_statistics_a_tap_is_nothing():
-    assert _taps.tap(X, "x") is X
+    assert taps.tap(X, "x") is X
     bare = jax.make_jaxpr(lambda ws, x: loss(ws, x))(WEIGHTS, X)
-    assert "custom_vjp" not in str(bare) and _taps._capture.get() is None
+    assert "custom_vjp" not in str(bare) and taps._capture.get() is None
 
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
@@ -105,10 +105,10 @@ def test_tensors_over_eight_devices_are_counted_once(axis_type):
     x = jax.device_put(X, NamedSharding(mesh, P("data")))
     weights = jax.device_put(WEIGHTS, NamedSharding(mesh, P()))
     with jax.set_mesh(mesh):
-        statistics = jax.jit(_taps.tapped_value_and_grad(loss))(weights, x)[2]
-    alone = jax.jit(_taps.tapped_value_and_grad(loss))(WEIGHTS, X)[2]
-    for name, expected in _taps.read(alone).items():
-        found = _taps.read(statistics)[name]
+        statistics = jax.jit(taps.tapped_value_and_grad(loss))(weights, x)[2]
+    alone = jax.jit(taps.tapped_value_and_grad(loss))(WEIGHTS, X)[2]
+    for name, expected in taps.read(alone).items():
+        found = taps.read(statistics)[name]
         assert_close(found.value, expected.value)
         assert_close(found.gradient, expected.gradient)
 
@@ -121,14 +121,14 @@ def test_shard_map_counts_every_device(check_vma):
     def step(weights, x):
         if check_vma:
             weights = jax.lax.pcast(weights, "data", to="varying")
-        value, gradients, statistics = _taps.tapped_value_and_grad(loss)(weights, x)
+        value, gradients, statistics = taps.tapped_value_and_grad(loss)(weights, x)
         if not check_vma:  # without it nobody knows that the statistics differ from device to device
             statistics = jax.lax.psum(statistics, "data")
         return jax.lax.pmean((value, gradients), "data"), statistics
 
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=check_vma)
     statistics = jax.jit(mapped)(WEIGHTS, X)[1]
-    found = _taps.read(statistics)
+    found = taps.read(statistics)
     values, gradients = hidden_values(WEIGHTS, X)
     assert found["hidden"].executions == 24
     assert_close(found["hidden"].value, histogram(values.astype(np.float32)))
@@ -137,14 +137,14 @@ def test_shard_map_counts_every_device(check_vma):
 
 def test_taps_take_half_values_and_trees():
     def fn(a, b):
-        both = _taps.tap({"a": a.astype(jnp.float16), "b": (b, jnp.arange(3))}, "both")
+        both = taps.tap({"a": a.astype(jnp.float16), "b": (b, jnp.arange(3))}, "both")
         return (both["a"].astype(jnp.float32) * both["b"][0]).sum(), both["b"][1]
 
     a, b = X, 1e-6 * X
-    (value, aux), gradients, statistics = jax.jit(_taps.tapped_value_and_grad(fn, argnums=(0, 1), has_aux=True))(a, b)
-    dtypes = _taps.names(fn, a, b)
+    (value, aux), gradients, statistics = jax.jit(taps.tapped_value_and_grad(fn, argnums=(0, 1), has_aux=True))(a, b)
+    dtypes = taps.names(fn, a, b)
     assert dtypes == {"both['a']": np.float16, "both['b'][0]": np.float32} and list(statistics.names) == list(dtypes)
-    found = _taps.read(statistics)
+    found = taps.read(statistics)
     assert_close(found["both['a']"].gradient, histogram(b.astype(jnp.float16)))
     assert len(gradients) == 2 and aux.shape == (3,) and np.isfinite(value)
 
@@ -153,31 +153,31 @@ def test_counts_are_exact_beyond_2_to_the_24():
     """2**24 + 3 elements."""
     size = 2**24 + 3
     x = jnp.ones(size, jnp.float16)
-    statistics = jax.jit(_taps.tapped_value_and_grad(lambda x: _taps.tap(x, "x").astype(jnp.float32).sum()))(x)[2]
-    found = _taps.read(statistics)["x"]
+    statistics = jax.jit(taps.tapped_value_and_grad(lambda x: taps.tap(x, "x").astype(jnp.float32).sum()))(x)[2]
+    found = taps.read(statistics)["x"]
     assert found.value.size == found.gradient.size == size and found.value.counts[127] == size
 
 
 def test_function_without_taps_reports_nothing():
     with pytest.raises(ValueError, match=r"executes no tap; call numerics\.tap"):
-        _taps.tapped_value_and_grad(lambda x: x.sum())(X)
+        taps.tapped_value_and_grad(lambda x: x.sum())(X)
 
     def branches(x, which):
-        return jax.lax.cond(which, lambda x: _taps.tap(x, "yes"), lambda x: _taps.tap(2 * x, "no"), x).sum()
+        return jax.lax.cond(which, lambda x: taps.tap(x, "yes"), lambda x: taps.tap(2 * x, "no"), x).sum()
 
-    statistics = jax.jit(_taps.tapped_value_and_grad(branches))(X, True)[2]
-    assert {name: tapped.executions for name, tapped in _taps.read(statistics).items()} == {"yes": 1}
+    statistics = jax.jit(taps.tapped_value_and_grad(branches))(X, True)[2]
+    assert {name: tapped.executions for name, tapped in taps.read(statistics).items()} == {"yes": 1}
 
 
 def test_arguments_are_differentiated_as_by_jax():
     def fn(x, y):
-        return (_taps.tap(x * y, "product") ** 2).sum()
+        return (taps.tap(x * y, "product") ** 2).sum()
 
     x, y = X, 2 * X + 1
     for argnums in (-1, (0, -1)):
-        value, gradients, statistics = _taps.tapped_value_and_grad(fn, argnums)(x, y)
+        value, gradients, statistics = taps.tapped_value_and_grad(fn, argnums)(x, y)
         expected = jax.value_and_grad(fn, argnums)(x, y)
         jax.tree.map(np.testing.assert_array_equal, (value, gradients), expected)
         assert statistics.names == ("product",)
-    value, gradients, _ = _taps.tapped_value_and_grad(fn)(x, y=y)
+    value, gradients, _ = taps.tapped_value_and_grad(fn)(x, y=y)
     jax.tree.map(np.testing.assert_array_equal, (value, gradients), jax.value_and_grad(fn)(x, y=y))

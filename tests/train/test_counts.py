@@ -6,7 +6,7 @@ import pytest
 
 from mixedres import numerics
 from mixedres._internal.tree import named_leaves
-from mixedres.numerics import _taps
+from mixedres.numerics.counting import taps
 from mixedres.train import start, steps
 from mixedres.train.debug import monitor
 from mixedres.train.losses import cross_entropy
@@ -80,4 +80,4 @@ def test_synchronized_statistics_and_the_rewrite():
     in_float32 = monitor.in_wide_range(rewritten)
     assert in_float32.model.policy == monitor.in_wide_range(experiment).model.policy
     counts = jax.eval_shape(steps.numerics_step(in_float32), state.variables, steps.batch_shapes(rewritten))
-    assert isinstance(counts.taps, _taps.TapStatistics)
+    assert isinstance(counts.taps, taps.TapStatistics)

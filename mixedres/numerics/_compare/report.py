@@ -91,7 +91,8 @@ class ErrorReport:
       noise: names of the results that are left out, because they are zero but for rounding in float32 too.
       jump: the first operation whose error jumps and which much of the error of the results passes; None if none does.
       hidden: pairs of an operation with infinities that float32 does not have, and of the operation that hides them.
-      mends: changes that were tried, best first; empty for a healthy program.
+      mends: changes that help, best first, each with `change`, the `error` after it and the fraction that it `removes`;
+        empty for a healthy program.
       rewritten: whether `autocast` made the half program, and not the function itself.
       nonfinite: whether a result has infinities or NaNs in float32 too; these elements are not compared.
       loops: the `while` loops, with their iterations in both programs.

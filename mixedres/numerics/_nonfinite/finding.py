@@ -70,7 +70,8 @@ class Finding:
     Attributes:
       arrays: all floating-point arrays, arguments included, in order of evaluation.
       nonfinite_results: names of the results that are not finite.
-      origin: the first array that is not finite; None if all results are finite.
+      origin: the first array that is not finite, with its `inputs`, `devices` and `iterations`; None if all results are
+        finite.
       hidden: pairs of an array with infinities and of a finite array that was computed from the infinities, such as a
         quotient 1 / inf = 0. Empty if a result is not finite. Written masks of -inf, and operations such as tanh or a
         maximum, which are right for an infinite operand, do not count.

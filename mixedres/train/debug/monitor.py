@@ -9,7 +9,7 @@ from mixedres import precision
 from mixedres._internal.module_paths import match_module
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch, CompiledStep, Metrics
-from mixedres.numerics import LOST, Report, TensorCounts, TensorRow
+from mixedres.numerics import Report, TensorCounts, TensorRow
 from mixedres.train import steps
 from mixedres.train.experiment import Experiment
 from mixedres.train.metrics.log import RunLog
@@ -94,7 +94,7 @@ class Sampler:
         """Returns the warning of a tensor; '' if there is nothing to warn of."""
         lost = row.lost(report.log2_scale)
         at = f" at loss scale {2.0**report.log2_scale:g}" if row.is_scaled else ""
-        if lost > LOST:
+        if row.is_lost(report.log2_scale):
             return f"float16 loses {lost:.1%} of the {row}{at}"
         # A dynamic scale grows until something overflows.
         is_dynamic = self._experiment.precision.loss_scale == "dynamic" and row.is_scaled

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mixedres import precision
-from mixedres.numerics import ArrayRecord, Finding, Origin
+from mixedres.numerics import ArrayRecord, Finding
+from mixedres.numerics._nonfinite.finding import Origin
 from mixedres.train.debug import diagnosis
 
 

@@ -20,7 +20,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from mixedres._internal import jax_compat
 from mixedres._internal.types import Array, Function, PyTree
-from mixedres.numerics._exponents import BINS, Exponents, exponents
+from mixedres.numerics.counting.histograms import BINS, Exponents, exponents
 
 T = TypeVar("T")
 # The bins, and the number of executions of the tap.

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from mixedres._internal.types import PyTree
-from mixedres.numerics._taps import tap
+from mixedres.numerics.counting.taps import tap
 
 T = TypeVar("T")
 

@@ -1,0 +1,7 @@
+"""Counts of tensors by exponent, inside a compiled step: for programs that examine numbers while they train."""
+
+from mixedres.numerics.counting.histograms import Exponents, exponents
+from mixedres.numerics.counting.linen import tap_modules
+from mixedres.numerics.counting.taps import TapStatistics, tapped_value_and_grad
+
+__all__ = ["Exponents", "TapStatistics", "exponents", "tap_modules", "tapped_value_and_grad"]
