@@ -37,6 +37,11 @@ def run(path, without_tabs=False):
     return names
 
 
+def test_documents_are_short():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    assert sum(bool(re.search(r"\w", word)) for page in pages for word in page.read_text().split()) <= 16_000
+
+
 def test_example_of_the_readme_prints_its_reports(capsys):
     names = run(ROOT / "README.md")
     assert names["grads"].dtype == np.float32
