@@ -35,7 +35,7 @@ PAIR_ROWS = (
     ("skipped steps", "skipped_steps", "{:g}"),
 )
 STYLE = """
-:root { color-scheme: light dark; }
+:root { color-scheme: light dark; background: Canvas; }
 body { font: 14px/1.45 system-ui, sans-serif; max-width: 1500px; margin: 0 auto; padding: 1.4rem 1rem 3rem; }
 h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; }
 table { border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto;
@@ -49,7 +49,7 @@ svg { max-width: 100%; height: auto; background: #fff; }
 .image_narrow { display: none; }
 @media (max-width: 40rem) { .image { display: none; } .image_narrow { display: block; } }
 @media (prefers-color-scheme: dark) { svg { filter: invert(.9) hue-rotate(180deg); } } .note { color: #a33; }
-footer { color: #778; margin-top: 2rem; }
+footer { color: color-mix(in srgb, CanvasText 65%, Canvas); margin-top: 2rem; }
 """
 
 
