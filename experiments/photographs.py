@@ -1,13 +1,14 @@
 """Trains on a few hundred photographs: ours beside torchvision's ResNet-18 and the network of Keras' tutorial.
 
 python -m experiments.photographs --seeds=5
-python -m experiments.photographs --contenders=ours --set=model.zero_init_last=True,False
+python -m experiments.photographs --contenders=ours --set=data.crop_area=0.25 --set=data.image_size=32,epochs=60
 
 The collection is made from photographs that packages carry: scikit-image, scikit-learn, and Debian's mate-backgrounds.
-Each photograph is a class of 20 crops at random places, of random sizes and angles; 16 are for training and 4 for
-testing. All contenders read the same files, at 64 pixels, in batches of 32, for 30 epochs.
+Each photograph is a class of 20 crops (--crops) at random places, of random sizes and angles; a fifth is for testing.
+All contenders read the same files, at 64 pixels, in batches of 32, for 30 epochs.
 
-- ours: configs/folder.py, ResNet-18 in float32. --set=KEY=A,B trains it with each value of a key.
+- ours: configs/folder.py, ResNet-18 in float32. Each --set=KEY=VALUE,KEY=VALUE is another contender, ours with these
+  keys.
 - torchvision: ResNet-18 with the optimizer, schedule, smoothing, crops and flips of configs/folder.py, and its own
   initialization (`pip install torch torchvision`).
 - keras: the network and the optimizer of the tutorial "Image classification" of TensorFlow (`pip install keras`).
@@ -38,7 +39,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres.config import load_config
 from mixedres.data import get_preprocessing
 
-CROPS, TEST, SIDE, BATCH, EPOCHS = 20, 4, 64, 32, 30
+SIDE, BATCH, EPOCHS = 64, 32, 30
 SKIMAGE = (
     "astronaut", "brick", "camera", "cell", "chelsea", "clock_motion", "coffee", "coins", "grass", "gravel", "horse",
     "ihc", "moon", "motorcycle_left", "page", "text", "hubble_deep_field", "microaneurysms", "retina", "rocket",
@@ -60,18 +61,18 @@ def pictures() -> dict[str, Image.Image]:
     }
 
 
-def collect(root: pathlib.Path) -> int:
+def collect(root: pathlib.Path, crops: int = 20) -> int:
     """Writes the collection into `root`, as train/NAME/*.jpg and val/NAME/*.jpg; returns the number of classes."""
     found = pictures()
     for place, (name, picture) in enumerate(found.items()):
         rng = np.random.default_rng(place)
-        for number in range(CROPS):
+        for number in range(crops):
             side = int(min(picture.size) * rng.uniform(0.15, 0.4))
             x, y = (int(rng.integers(0, length - side)) for length in picture.size)
             crop = picture.crop((x, y, x + side, y + side)).rotate(rng.uniform(-20, 20))
-            folder = root / ("val" if number < TEST else "train") / name
+            folder = root / ("val" if number < crops // 5 else "train") / name
             folder.mkdir(parents=True, exist_ok=True)
-            crop.resize((min(side, 192),) * 2, Image.Resampling.LANCZOS).save(folder / f"{number:02}.jpg", quality=90)
+            crop.resize((min(side, 192),) * 2, Image.Resampling.LANCZOS).save(folder / f"{number:03}.jpg", quality=90)
     return len(found)
 
 
@@ -178,29 +179,38 @@ def main(argv: list[str]) -> int:
     """Makes the collection, trains, prints and writes; returns the exit status."""
     parser = runs.parser("photographs", __doc__)
     parser.add_argument("--seeds", type=int, default=5, help="runs of each contender (default 5)")
-    parser.add_argument("--contenders", default=",".join(CONTENDERS), help="with commas between them; default: all")
-    parser.add_argument("--set", metavar="KEY=A,B", help="train ours with each of these values of a key")
+    parser.add_argument(
+        "--contenders", default=",".join(CONTENDERS), help="with commas between them, or none; default: all"
+    )
+    parser.add_argument("--crops", type=int, default=20, help="of each photograph (default 20)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE,...",
+        help="train ours with these keys; may be repeated",
+    )
     parser.add_argument("--name", default="photographs", help="of the file of results")
     options = parser.parse_args(argv)
-    key, _, values = (options.set or "").partition("=")
     cases: list[tuple[str, Callable[..., float], tuple[str, ...]]] = []
     try:
-        chosen = runs.names("contenders", options.contenders)
+        chosen = [] if options.contenders == "none" else runs.names("contenders", options.contenders)
         if unknown := sorted(set(chosen) - CONTENDERS.keys()):
             raise ConfigError(f"--contenders={unknown[0]} is none; name some of {', '.join(CONTENDERS)}")
-        runs.check_positive(options, "seeds")
+        runs.check_positive(options, "seeds", "crops")
     except ConfigError as error:
         console.complain(f"photographs: {error}")
         return 2
     if missing := [name for name in chosen if name != "ours" and importlib.util.find_spec(name) is None]:
         console.complain(f"photographs: {missing[0]} is missing; --help says what to install, or leave it out")
         return 2
-    for name in chosen:
-        settings = [f"{key}={value}" for value in values.split(",")] if key and name == "ours" else [""]
-        cases += [(f"{name} {s}".strip(), CONTENDERS[name], (f"--config.{s}",) if s else ()) for s in settings]
+    cases += [(name, CONTENDERS[name], ()) for name in chosen]
+    cases += [
+        (f"ours {keys}", CONTENDERS["ours"], tuple(f"--config.{k}" for k in keys.split(","))) for keys in options.set
+    ]
     found: dict[str, tuple[list[float], float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        classes = collect(pathlib.Path(folder))
+        classes = collect(pathlib.Path(folder), options.crops)
         for name, train, more in cases:
             started, top1 = time.perf_counter(), []
             for seed in range(options.seeds):
@@ -209,7 +219,7 @@ def main(argv: list[str]) -> int:
             found[name] = top1, (time.perf_counter() - started) / options.seeds
     reference = found["torchvision"][0] if "torchvision" in found else None
     rows = [row(name, *one, None if one[0] is reference else reference) for name, one in found.items()]
-    about = {"classes": classes, "images": classes * CROPS, "side": SIDE, "epochs": EPOCHS}
+    about = {"classes": classes, "images": classes * options.crops, "side": SIDE, "epochs": EPOCHS}
     path = runs.write(options.name, about | {"versions": environment.versions(), "rows": rows})
     head = ["contender", "top-1", "difference to torchvision, points", "s a run"]
     console.show(*runs.markdown(head, map(cells, rows)), str(path))

@@ -30,15 +30,15 @@ def test_contenders_are_compared_with_torchvision(tmp_path, monkeypatch, capsys)
         given.append(more)
         return top1["ours"][seed]
 
-    monkeypatch.setattr(photographs, "collect", lambda root: 36)
+    monkeypatch.setattr(photographs, "collect", lambda root, crops: 36)
     monkeypatch.setattr(runs, "RESULTS", tmp_path)
     monkeypatch.setattr(photographs.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setitem(photographs.CONTENDERS, "ours", ours)
     monkeypatch.setitem(photographs.CONTENDERS, "torchvision", lambda root, seed: top1["torchvision"][seed])
-    arguments = ["--seeds=3", "--contenders=ours,torchvision", "--set=data.crop_area=0.08,0.5"]
+    arguments = ["--seeds=3", "--contenders=ours,torchvision", "--set=data.crop_area=0.5,epochs=9"]
     assert photographs.main(arguments) == 0
-    assert [*dict.fromkeys(given)] == [("--config.data.crop_area=0.08",), ("--config.data.crop_area=0.5",)]
-    first, _, last = json.loads((tmp_path / "photographs.json").read_text())["rows"]
+    assert [*dict.fromkeys(given)] == [(), ("--config.data.crop_area=0.5", "--config.epochs=9")]
+    first, last, _ = json.loads((tmp_path / "photographs.json").read_text())["rows"]
     test = scipy.stats.ttest_ind(*(100 * np.array(top1[name]) for name in top1), equal_var=False)
     assert first["interval"] == pytest.approx(test.confidence_interval()) and "interval" not in last
     assert f"{first['difference']:+.1f} ({first['interval'][0]:+.1f} to " in capsys.readouterr().out
