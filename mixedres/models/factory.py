@@ -130,13 +130,22 @@ def for_platform(model: Network, platform: str, compute_dtype: DType, count: int
     """
     if platform != "cpu" or not isinstance(model, ResNet):
         return model
-    return model.clone(use_onednn=onednn.is_faster(compute_dtype, count))
+    # A graph rewrite leaves XLA the float16 convolutions, which oneDNN computes slowly.
+    is_slow = _is_float16(compute_dtype) and not _is_float16(model.policy.compute_dtype)
+    return model.clone(use_onednn=onednn.is_faster(compute_dtype, count) and not is_slow)
+
+
+def _is_float16(dtype: DType) -> bool:
+    return jnp.dtype(dtype) == jnp.float16
 
 
 def compiler_options(model: Network, platform: str) -> dict[str, Any]:
     """Returns the options of `jax.jit` for the programs of a network; `platform` is the platform of their device."""
-    uses_onednn = isinstance(model, ResNet) and model.use_onednn and platform == "cpu"
-    return onednn.COMPILER_OPTIONS if uses_onednn else {}
+    if not isinstance(model, ResNet) or not model.use_onednn or platform != "cpu":
+        return {}
+    # XLA would leave out the rounding of float16 values that are computed with in float32.
+    rounds = {"xla_allow_excess_precision": False} if _is_float16(model.policy.compute_dtype) else {}
+    return onednn.COMPILER_OPTIONS | rounds
 
 
 def _check(model: ResNet) -> None:

@@ -16,6 +16,7 @@ docs/performance.md has the numbers.
 import functools
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -69,7 +70,7 @@ def convolution(
       stride: of both axes.
       padding: see `pads`.
       precision: of the products; see `jax.lax.conv_general_dilated`.
-      use_onednn: compute bfloat16 on CPUs in the forms of `mixedres.models.onednn`.
+      use_onednn: for CPUs, bfloat16 in the forms of `mixedres.models.onednn`, and float16 in float32.
 
     Returns:
       (b, ceil(h / stride), ceil(w / stride), filters) in the dtype of `x`.
@@ -78,6 +79,8 @@ def convolution(
         return xla_convolution(x, kernel, stride, ((0, 0), (0, 0)), precision)
     around = tuple(pads(extent, kernel.shape[0], stride, padding) for extent in x.shape[1:3])
     on_cpu = _form_for_cpus(x, kernel, stride, around, use_onednn=use_onednn and x.dtype == jnp.bfloat16)
+    if use_onednn and x.dtype == jnp.float16:
+        on_cpu = partial(_in_float32, on_cpu)
     if on_cpu is xla_convolution:
         return xla_convolution(x, kernel, stride, around, precision)
 
@@ -98,6 +101,14 @@ def _form_for_cpus(
     if has_fewer_pixels(x, kernel, stride, around):
         return _wide_product_of_windows
     return _with_gradient_in_pieces if _pieces(x, kernel, stride) > 1 else xla_convolution
+
+
+def _in_float32(form: Callable[..., jax.Array], x: jax.Array, kernel: jax.Array, *about: Any) -> jax.Array:
+    """Returns the convolution of float16 arrays, computed in float32 and rounded once.
+
+    XLA computes float16 in this way too, but with oneDNN only if the program says so.
+    """
+    return form(x.astype(jnp.float32), kernel.astype(jnp.float32), *about).astype(x.dtype)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))

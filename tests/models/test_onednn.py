@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mixedres.config import parse_flags
-from mixedres.models import compiler_options, create, for_platform, onednn
+from mixedres.models import compiler_options, create, for_platform, onednn, operations
 from mixedres.models.products import xla_convolution
 from mixedres.precision import get
 from mixedres.train import steps
@@ -104,18 +104,41 @@ def test_onednn_computes_every_convolution_of_a_step():
     assert "f32[64,8,8,16]" in text(xla_convolution)  # the reason for forms of our own
 
 
+@pytest.mark.skipif(not onednn.is_faster(jnp.float32, 1000), reason="needs JAX 0.11 and oneDNN")
+def test_float16_is_computed_in_float32_by_onednn_and_rounded():
+    model = create("cifar_resnet8", num_classes=2, **get("fp16").network_options).clone(use_onednn=True)
+    rng = np.random.default_rng(0)
+    x, k = (jnp.float16(rng.normal(size=shape)) for shape in ((32, 8, 8, 16), (3, 3, 16, 16)))
+
+    def two(x, k, use_onednn):
+        y = operations.convolution(jnp.tanh(operations.convolution(x, k, 1, use_onednn=use_onednn)), k, 1)
+        return y.astype(jnp.float32)
+
+    compiled = (
+        jax.jit(two, static_argnums=2, compiler_options=compiler_options(model, "cpu")).lower(x, k, True).compile()
+    )
+    assert compiled.as_text().count("__onednn$convolution") >= 1
+    found, plain = np.asarray(compiled(x, k)), np.asarray(jax.jit(two, static_argnums=2)(x, k, False))
+    np.testing.assert_array_equal(found, found.astype(np.float16))  # XLA leaves no rounding out
+    np.testing.assert_allclose(found, plain, rtol=2**-9, atol=2**-9)
+
+
 def test_commands_use_onednn_where_it_was_measured_to_be_faster(monkeypatch):
     monkeypatch.setattr(onednn, "_has_bfloat16", lambda: True)
     monkeypatch.setattr(onednn, "_is_known", lambda: True)
     monkeypatch.setattr(onednn.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(onednn, "_FIRST_JAX", (0, 1))
-    dtypes = {jnp.bfloat16: True, jnp.float32: True, jnp.float16: False, jnp.float64: False}
+    dtypes = {jnp.bfloat16: True, jnp.float32: True, jnp.float16: True, jnp.float64: False}
     assert {dtype: onednn.is_faster(dtype, 1000) for dtype in dtypes} == dtypes
-    assert not onednn.is_faster(jnp.bfloat16, 999)
+    assert not onednn.is_faster(jnp.bfloat16, 499)
     model = create("resnet18", num_classes=2, **get("bf16").network_options)
     used = for_platform(model, "cpu", jnp.bfloat16, 1000)
     assert used.use_onednn and compiler_options(used, "cpu") == onednn.COMPILER_OPTIONS
     assert not compiler_options(used, "gpu") and not compiler_options(model, "cpu")
+    of = {name: create("resnet18", num_classes=2, **get(name).network_options) for name in ("fp16", "fp16_rewrite")}
+    cast, rewritten = (for_platform(model, "cpu", jnp.float16, 1000) for model in of.values())
+    assert cast.use_onednn and compiler_options(cast, "cpu")["xla_allow_excess_precision"] is False
+    assert not rewritten.use_onednn
     monkeypatch.setattr(onednn, "_has_bfloat16", lambda: False)
     assert not onednn.is_faster(jnp.bfloat16, 1000)
     monkeypatch.setattr(onednn, "_FIRST_JAX", (99,))
@@ -135,9 +158,10 @@ def test_long_run_computes_with_onednn_and_a_short_one_without(monkeypatch):
         flags = ["--config=configs/digits.py:bf16", "--config.model.name=cifar_resnet8", f"--config.steps={count}"]
         return build(parse_flags([*flags, "--config.num_devices=1"]).config)
 
-    long, short = built(1000), built(999)
+    long, short = built(500), built(499)
     assert long.model.use_onednn and not short.model.use_onednn and not short.compiler_options
-    assert not long.in_precision(get("fp16")).model.use_onednn
+    assert long.in_precision(get("fp16")).model.use_onednn
+    assert not long.in_precision(get("fp16_rewrite")).model.use_onednn
     batch = long.shard_batch(next(long.source.train_batches(long.batch_size, seed=0)))
     text = steps.train_step(long).lower(jax.eval_shape(long.init_state), batch).compile().as_text()
     assert "__onednn$convolution" in text and " convolution(" not in text
