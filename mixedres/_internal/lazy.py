@@ -31,6 +31,8 @@ def importer(package: str) -> Callable[[str], object]:
         setattr(module, name, value)
         return value
 
+    module = sys.modules[package]
+    module.__dir__ = lambda: sorted({*vars(module), *module.__all__})  # type: ignore[method-assign]  # for help()
     return load
 
 

@@ -232,6 +232,12 @@ class Report:
                 f"scale, {scale}, first {kept[0]}. It has the range of float32, and the error of its casts is about "
                 "0.2 % of a tensor instead of 0.02 %."
             )
+        if self.trials and not any(math.isfinite(trial.error) for trial in self.trials):
+            return (
+                "Not float16 as it is: the gradient is not finite at any loss scale, because a value inside overflows. "
+                "mixedres.numerics.first_nonfinite(mixedres.autocast(loss_fn), ...) names it: keep it in float32, with "
+                "what reads it, or take bfloat16."
+            )
         if self.keeps_scale and not kept:
             return f"Nothing to change at loss scale {scale}. {self._gradient_sentence()}"
         exceptions = f", with {_enumerated(kept)} in float32" if kept else ""

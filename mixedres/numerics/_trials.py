@@ -46,6 +46,9 @@ def tried(
         value = loss_fn(floats, *batch)
         return value[0] if has_aux else value
 
+    norm = float(jnp.sqrt(sum(jnp.square(exact[name].astype(jnp.float32)).sum() for name in exact)))
+    if not 0 < norm < math.inf:
+        return ()
     half = amp.autocast(loss, report.dtype, keep_float32=report.keep_float32_pattern)
 
     def error(scale: Array, floats: dict[str, Any], exact: dict[str, Any], *batch: Batch) -> jax.Array:
@@ -73,4 +76,4 @@ def tried(
     scales = sorted({largest - 1, report.recommended_log2_scale, *used})
     with jax.debug_nans(False), jax.debug_infs(False):
         trials = tuple(Trial(exponent, error_at(exponent)) for exponent in scales)
-    return trials if any(math.isfinite(trial.error) for trial in trials) else ()
+    return trials

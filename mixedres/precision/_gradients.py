@@ -48,7 +48,7 @@ def find_state(tree: PyTree) -> LossScaledState:
     if not found:
         raise TypeError(
             f"no LossScaledState is in the given {type(tree).__name__}; pass the state of a precision.loss_scaled "
-            "optimizer, or what contains it"
+            "optimizer, or what contains it (the first argument of the function that value_and_grad returns)"
         )
     if len(found) > 1:
         raise ValueError(

@@ -218,6 +218,7 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
     """
 
     loss_scale: jax.Array | float = INITIAL_LOSS_SCALE
+    _: dataclasses.KW_ONLY  # jmp's second argument is the counter, torch's the factor
     counter: jax.Array = dataclasses.field(default_factory=_zero)
     period: jax.Array | float = PERIOD
     factor: jax.Array | float = FACTOR

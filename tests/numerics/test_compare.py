@@ -299,3 +299,34 @@ def test_long_comparison_says_how_far_it_is(capsys, monkeypatch):
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(" at most ")[0] for line in lines[:2]] == ["compare: 1 of", "compare: 2 of"]
     assert lines[-1] == "compare: trying dtype='bfloat16'"
+
+
+def test_scope_of_an_overflow_reaches_to_where_values_fit():
+    def direction(x, w):
+        y = (x * 1e5) @ w  # the product reads 1e5 in half
+        return y / jnp.sqrt(jnp.square(y).sum(-1, keepdims=True))
+
+    report = compare(direction, X, jnp.eye(X.shape[1]))
+    assert not report.is_fine and "mul at" in report.advice[-1]
+    assert "wrap it, and what reads it until its values fit again, in a jax.named_scope" in report.advice[-1]
+
+
+def test_flipped_comparisons_of_a_healthy_network_are_explained():
+    """Small networks with ReLUs: a rounding changes the derivative of a few elements by 1."""
+    rng = np.random.default_rng(0)
+    x, labels = rng.normal(size=(256, 32)).astype(np.float32), rng.integers(0, 8, 256)
+    weights = [
+        rng.normal(size=shape, scale=shape[0] ** -0.5).astype(np.float32) for shape in ((32, 64), (64, 64), (64, 8))
+    ]
+
+    def loss(weights, x):
+        for w in weights[:-1]:
+            x = jax.nn.relu(x @ w)
+        logits = x @ weights[-1]
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1).mean()
+
+    for dtype in ("fp16", "bf16"):
+        report = compare(loss, weights, x, dtype=dtype, of="grad", scale=2.0**10)
+        assert report.is_fine and not report.advice, str(report)
+        # The part that does not begin at selections is one of independent roundings.
+        assert report.error**2 - report.of_selections**2 <= report.explained**2

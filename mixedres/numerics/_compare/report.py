@@ -140,6 +140,26 @@ class ErrorReport:
         return SLACK * rounding(self.dtype) * math.sqrt(max(1, self.roundings))
 
     @property
+    def of_selections(self) -> float:
+        """Returns the part of the largest error that begins at selections, such as relu's derivative, as an l2 norm.
+
+        A selection rounds nothing. It takes other elements where roundings changed a comparison.
+        """
+        share = sum(row.share for row in self.rows if row.primitive and not row.own)
+        return self.error * math.sqrt(min(share, 1.0)) if math.isfinite(self.error) else 0.0
+
+    @property
+    def is_explained(self) -> bool:
+        """Returns whether roundings explain the errors of the results.
+
+        A comparison changes for a fraction of the elements as large as the roundings, whose l2 norm is its root.
+        """
+        if not math.isfinite(self.error):
+            return False
+        rest = math.sqrt(max(self.error**2 - self.of_selections**2, 0.0))
+        return rest <= self.explained and self.of_selections <= math.sqrt(self.explained)
+
+    @property
     def is_fine(self) -> bool:
         """Returns whether roundings alone explain the errors of the results, and all of the function was compared."""
         return not (self.is_off or self.unfollowed or self._is_unknown)
@@ -148,7 +168,7 @@ class ErrorReport:
     def is_off(self) -> bool:
         """Returns whether an error was found that is not one of independent roundings, or is above `MOST_ERROR`."""
         parts = any(loop.parts for loop in self.loops)
-        return bool(self.hidden) or parts or self.error > min(MOST_ERROR[self.of], self.explained)
+        return bool(self.hidden) or parts or self.error > MOST_ERROR[self.of] or not self.is_explained
 
     @property
     def _is_unknown(self) -> bool:
@@ -184,11 +204,12 @@ class ErrorReport:
         many = "1 rounding explains" if self.roundings == 1 else f"{self.roundings:,} roundings explain"
         if not self.is_off:
             begin = f"{self.dtype} is fine here" if self.is_fine else f"No verdict on {self.dtype}"
-            return f"{begin}: {result}, and {many} up to {self.explained:.2g}."
+            flips = ", with comparisons that they change" if self.error > self.explained else ""
+            return f"{begin}: {result}, and {many} up to {self.explained:.2g}{flips}."
         limit, most = "", MOST_ERROR[self.of]
         if self.error > most and math.isfinite(self.error):
             limit = f", more than {most:.0%}"
-        elif most >= self.error > self.explained:
+        elif most >= self.error and not self.is_explained:
             limit = f", and {many} up to {self.explained:.2g}"
         sentences = [f"{self.dtype} is not fine here: {result}{limit}."]
         for array, by in self.hidden[:3]:
@@ -227,12 +248,13 @@ class ErrorReport:
         if not self.is_off:
             return ()
         lines = [str(mend) for mend in self.mends]
-        unnamed = [
-            one.row for one in self.contributors[:3] if one.share > 0.05 and not (one.row.path and self.rewritten)
-        ]
-        for row in dict.fromkeys(unnamed):
+        unnamed = [one for one in self.contributors[:3] if one.share > 0.05 and not (one.row.path and self.rewritten)]
+        for one in unnamed:
+            row = one.row
             high = ", or give the product precision=jax.lax.Precision.HIGHEST" if row.primitive in _PRODUCTS else ""
-            keep = "wrap it in a jax.named_scope for keep_float32" if self.rewritten else "compute it in float32"
+            reach = ", and what reads it until its values fit again," if math.isinf(one.own) else ""
+            scope = f"wrap it{reach} in a jax.named_scope for keep_float32"
+            keep = scope if self.rewritten else "compute it in float32"
             place = f"{row.name}{_backward(row)}{f' at {_short(row.source)}' if row.source else ''}"
             lines.append(f"{place}: {keep}{high}")
         return tuple(lines)

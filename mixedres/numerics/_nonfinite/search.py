@@ -53,7 +53,8 @@ def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> f
     normally may compute intermediate values with more digits and a larger range.
 
     Args:
-      fn: a function of pytrees of arrays, jitted or not. Named scopes, which flax modules open, become paths.
+      fn: a function of pytrees of arrays, jitted or not. Named scopes become paths; modules of Flax Linen
+        open one each.
       *args: its arguments, which may be sharded; leaves that are no arrays, such as the functions in an Equinox module,
         are passed unchanged. What `fn` changes in an nnx module is lost.
       names: names of the arguments in the finding, such as ('params', 'batch'); default: 'argument 0' and so on.
