@@ -164,6 +164,9 @@ def load_config(argument: str, read_run: ReadRun | None = None) -> ConfigDict:
             raise ConfigError(f"--config={argument} has no function get_config; write one as in {sample}")
         config = module.get_config(*[choice] if choice else [])
     except OSError as error:
+        if ":" not in argument and "=" in argument:
+            file, _, keys = argument.partition(",")
+            raise ConfigError(f"--config={argument} names no preset; write --config={file}:fp16,{keys}") from None
         raise ConfigError(
             f"--config={argument} cannot be read ({error.strerror}); name a file such as configs/digits.py:fp16 or one "
             f"of the shipped recipes: {', '.join(recipes())}"

@@ -58,7 +58,8 @@ try:
     found = {{name: np.asarray(values) for name, values in network(images).items()}}
 except Exception as error:
     if jax.__version_info__ >= {needs}: raise
-    sys.exit(f"{model} needs jax {minor}, this is {{jax.__version__}} ({{type(error).__name__}}): pip install -U jax")
+    print(f"{model} needs jax {minor}, this is {{jax.__version__}} ({{type(error).__name__}})", file=sys.stderr)
+    sys.exit("type: pip install -U jax; from 0.11 on JAX needs Python 3.12")
 for name, row in zip(names, found["probabilities"]):
     print(printable(name))
     for index in np.argsort(-row, kind="stable")[:5]: print(f"  {{row[index]:7.2%}}  {{printable(labels[index])}}")

@@ -58,6 +58,9 @@ def evaluate(plan: Plan, *, group: SingleProcess = SINGLE, on_results: OnResults
             with _progress(experiment, group) as count:
                 sums = sum_over_images(experiment, {"": step}, state, count=count, group=group, collector=collector)[""]
     result = means(sums)
+    unread = experiment.source.eval_examples - result["examples"]
+    if unread:
+        console.say(f"note: {unread} of the {experiment.source.eval_examples:,} test images could not be read")
     words = on_results(experiment, collector.results()) if on_results is not None and collector is not None else ""
     console.show(
         f"{description}: test top-1 {result['top1']:.2%}, top-5 {result['top5']:.2%}, loss {result['loss']:.4f}"

@@ -215,7 +215,7 @@ def _next(directory: str, division: Mapping[str, object], images: int) -> Iterat
     size = "" if images >= _RECIPE_BATCH else f" --config.batch_size={fitting}"
     yield f"next: mixedres train --config=folder:fp16{flags}{size}"
     yield (
-        f"without a GPU: mixedres train --config=folder:fp16,model=cifar_resnet8{flags} --config.data.image_size=32 "
+        f"without a GPU: mixedres train --config=folder:fp32,model=cifar_resnet8{flags} --config.data.image_size=32 "
         f"--config.batch_size={min(32, fitting)}"
     )
 

@@ -305,5 +305,5 @@ def _bytes_of_a_part(image: Any) -> int:
 def _reason(error: Exception) -> str:
     """Returns the text of an error in one line, without the address of the buffer that Pillow mentions."""
     if "cannot identify image file" in str(error):
-        return "it is not an image in a known format"
+        return "it is not an image in a known format (convert HEIC, AVIF and raw files to .jpg)"
     return one_line(error)

@@ -102,7 +102,7 @@ def test_clean_folder_has_status_0(tmp_path, capsys):
     assert (status, err) == (0, "")
     assert out.splitlines()[-2:] == [
         f"next: mixedres train --config=folder:fp16 --config.data.dir={tmp_path} --config.batch_size=8",
-        f"without a GPU: mixedres train --config=folder:fp16,model=cifar_resnet8 --config.data.dir={tmp_path} "
+        f"without a GPU: mixedres train --config=folder:fp32,model=cifar_resnet8 --config.data.dir={tmp_path} "
         "--config.data.image_size=32 --config.batch_size=8",
     ]
     _, out, _ = run(capsys, tmp_path, "--eval_fraction=0.4")
