@@ -43,6 +43,7 @@ class OperationRow(Operation):
       cancellation: norm of the operands over the norm of the result, for sums and differences; else 1.
       share: estimated fraction of the results' error that begins in the operation.
       cast_of: for a cast, the primitive at the same line whose operand or result is cast; else ''.
+      casts_result: whether it is the result.
       iteration: the iterations of the surrounding loops in which `accumulated` is largest, outermost first.
       iterations: (iterations, own, accumulated) for every iteration; empty outside loops.
     """
@@ -54,6 +55,7 @@ class OperationRow(Operation):
     cancellation: float
     share: float
     cast_of: str = ""
+    casts_result: bool = False
     iteration: Index = ()
     iterations: tuple[tuple[Index, float, float], ...] = ()
 
@@ -65,7 +67,7 @@ class OperationRow(Operation):
     @property
     def name(self) -> str:
         """Returns the primitive or 'argument'; for a cast, the primitive that it belongs to."""
-        of = f" for {self.cast_of}" if self.cast_of else ""
+        of = f" {'of' if self.casts_result else 'for'} {self.cast_of}" if self.cast_of else ""
         return f"cast to {self.dtype}{of}" if self.primitive == "convert_element_type" else super().name
 
     @property
@@ -237,6 +239,7 @@ class Analysis:
     def _row(self, tensor: Tensor, found: list[Place]) -> OperationRow:
         worst = max(found, key=lambda place: (self.accumulated(place), self.own(place)))
         about = vars(tensor.operation) | ({"direction": "backward"} if tensor in self._factors else {})
+        cast_of, casts_result = self._cast_of(tensor, worst[1])
         return OperationRow(
             **about,
             own=max(self.own(place) for place in found),
@@ -245,17 +248,21 @@ class Analysis:
             zeros=int(sum(self._numbers[place][recorder.ZEROS] for place in found)),
             cancellation=self._cancellation(worst),
             share=sum(self._mass.get(place, (0.0, 0.0))[1] for place in found),
-            cast_of=self._cast_of(tensor, worst[1]),
+            cast_of=cast_of,
+            casts_result=casts_result,
             iteration=worst[1],
             iterations=tuple((place[1], self.own(place), self.accumulated(place)) for place in found if place[1]),
         )
 
-    def _cast_of(self, tensor: Tensor, index: Index) -> str:
+    def _cast_of(self, tensor: Tensor, index: Index) -> tuple[str, bool]:
+        """Returns the primitive at the line of a cast, and whether its result is cast, not an operand."""
         if tensor.primitive != "convert_element_type":
-            return ""
-        around = [*(found for found, _ in tensor.links(index)), self._reader.get(tensor)]
-        same = [x for x in around if x is not None and (x.source, x.scope) == (tensor.source, tensor.scope)]
-        return same[0].primitive if same else ""
+            return "", False
+        around = [(found, True) for found, _ in tensor.links(index)] + [(self._reader.get(tensor), False)]
+        for one, is_result in around:
+            if one is not None and (one.source, one.scope) == (tensor.source, tensor.scope):
+                return one.primitive, is_result
+        return "", False
 
 
 def _loops(statistics: Statistics) -> tuple[Loop, ...]:
