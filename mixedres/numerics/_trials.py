@@ -46,8 +46,7 @@ def tried(
         value = loss_fn(floats, *batch)
         return value[0] if has_aux else value
 
-    norm = float(jnp.sqrt(sum(jnp.square(exact[name].astype(jnp.float32)).sum() for name in exact)))
-    if not 0 < norm < math.inf:
+    if not 0 < sum(np.square(np.asarray(array, np.float64)).sum() for array in exact.values()) < math.inf:
         return ()
     half = amp.autocast(loss, report.dtype, keep_float32=report.keep_float32_pattern)
 

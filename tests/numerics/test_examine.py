@@ -222,3 +222,17 @@ def test_gradient_that_is_wrong_at_every_scale_is_named():
     assert min(trial.error for trial in report.trials) > 0.1
     call = f"numerics.compare(..., of='grad', scale=2.0**{report.recommended_log2_scale})."
     assert report.advice.endswith(f"That is much, unless the training has converged: find where with mixedres.{call}")
+
+
+def test_value_that_overflows_without_a_tap_is_no_advice_for_float16():
+    """No gradient is finite in float16, whatever the scale, though all counted ones would be."""
+    x, w = normal(0, (16, 8)), {"w": normal(1, (8, 8)), "v": normal(2, (8, 8))}
+
+    def loss(params, x):
+        y = (1e5 * x) @ params["w"] @ params["v"]
+        return (y / jnp.sqrt(jnp.square(y).sum(-1, keepdims=True))).sum()
+
+    report = examine(loss, w, x)
+    assert report.trials and all(math.isinf(trial.error) for trial in report.trials)
+    assert report.advice.startswith("Not float16 as it is: the gradient is not finite at any loss scale")
+    assert examine(loss, w, np.full_like(x, np.nan)).trials == ()
