@@ -214,8 +214,19 @@ def save_and_restore(*_):
     jax.tree.map(np.testing.assert_array_equal, names["restore"](file, jax.tree.map(jnp.zeros_like, saved)), saved)
 
 
-def scale_of_the_state(code):
-    assert written(code) == SCALE
+def scale_of_the_state(code, skipped):
+    assert (written(code), written(skipped)) == (SCALE, 0)
+
+
+def without_scale(code):
+    """Gradients are those of the loss, and a step that is not finite is skipped."""
+    tx = written(code)
+    for batch, finite in ((BATCH, True), (BATCH * jnp.inf, False)):
+        state = tx.init(PARAMS)
+        _, grads = written("grad_fn(state, params, batch)", state=state, batch=batch)
+        updates, state = tx.update(grads, state, PARAMS)
+        assert state.grads_finite == finite
+        close(updates["w"], -RATE * exact()[1] if finite else 0 * PARAMS["w"])
 
 
 def policy(code, _):
@@ -235,7 +246,7 @@ def both(*cases):
 
 CASES = {
     "TrainState": train_state,
-    "optax.MultiSteps": several,
+    "optax.MultiSteps": both(several, None),
     "jax.shard_map": shard_map,
     "two losses with a scale each": partition,
     "running statistics": selection,
@@ -251,7 +262,7 @@ CASES = {
     "gradient_accumulation_steps=4": several,
     "tf32=True": tf32,
     'with torch.autocast("cuda", torch.float16): loss = loss_fn(...)': half,
-    "torch.bfloat16": both(lambda code: half(code, "bf16"), None),
+    "torch.bfloat16": both(lambda code: half(code, "bf16"), None, without_scale),
     "scaler = torch.amp.GradScaler()": optimizer,
     "init_scale=65536.0": loss_scale(2.0**16, 2000),
     "scaler.scale(loss).backward()": half_gradients,

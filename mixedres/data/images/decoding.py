@@ -236,7 +236,8 @@ def open_with_pillow(data: bytes) -> Image.Image:
     try:
         return Image.open(io.BytesIO(data), formats=_FORMATS)
     except Exception as error:  # Pillow's plugins raise many types of errors
-        raise ValueError(_reason(error)) from error
+        heic = data[4:8] == b"ftyp"  # and AVIF
+        raise ValueError("it is HEIC or AVIF; convert it to .jpg" if heic else _reason(error)) from error
 
 
 def _decode_with_pillow(image: Image.Image, channels: int) -> np.ndarray:
@@ -305,5 +306,5 @@ def _bytes_of_a_part(image: Any) -> int:
 def _reason(error: Exception) -> str:
     """Returns the text of an error in one line, without the address of the buffer that Pillow mentions."""
     if "cannot identify image file" in str(error):
-        return "it is not an image in a known format (convert HEIC, AVIF and raw files to .jpg)"
+        return "it is not an image in a known format"
     return one_line(error)

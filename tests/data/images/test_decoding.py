@@ -285,6 +285,7 @@ def test_png_with_a_damaged_chunk(kind):
 )
 def test_non_images_are_refused(data):
     assert made.message(decoded, data) == "it is not an image in a known format"
+    assert made.message(decoded, b"\0\0\0\x18ftypheic" + data) == "it is HEIC or AVIF; convert it to .jpg"
 
 
 @pytest.mark.parametrize("sides", [(1, 1), (3, 50), (50, 3), (1, 5000), (2, 2)])
