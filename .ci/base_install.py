@@ -29,7 +29,7 @@ for page in ("README.md", "docs/autocast.md", "docs/numerics.md"):
         exec(compile(code, "docs", "exec"), names)
 
 assert not names["report"].is_fine and names["finding"].origin is not None  # of docs/numerics.md
-assert "16" in str(precision.get("fp16").policy) and amp.LEVELS and numerics.LOST
+assert "16" in str(precision.get("fp16").policy) and amp.LEVELS and numerics.counting.exponents
 
 commands = {
     "main": ["--config=digits:fp16"],
