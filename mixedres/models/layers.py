@@ -231,6 +231,7 @@ class Norms:
       policy, momentum, epsilon, axis_name, unbiased, keep_float32: see `BatchNorm`.
       pool_padding: see `mixedres.models.operations.pads`.
       folded: the norms after a convolution are folded into it; see `mixedres.models.folding`.
+      use_onednn: see `ResNet`.
     """
 
     train: bool
@@ -243,6 +244,7 @@ class Norms:
     keep_float32: str
     pool_padding: str
     folded: bool = False
+    use_onednn: bool = False
 
     def relu(self, name: str, y: jax.Array, *, after_conv: bool = True) -> jax.Array:
         """Returns relu(norm(y)); `after_conv`: whether `y` is the result of a convolution."""
@@ -294,7 +296,7 @@ class Norms:
         return BatchNormParams(name=name, **self._options, **options)(y.shape[-1])
 
     def _config(self, dtype: DType) -> NormConfig:
-        return NormConfig(self.epsilon, dtype, self.axis_name, self.pool_padding)
+        return NormConfig(self.epsilon, dtype, self.axis_name, self.pool_padding, self.use_onednn)
 
     @property
     def _options(self) -> dict[str, Any]:

@@ -114,22 +114,34 @@ convolution.defvjp(_forward, _backward)
 def _gradient_of_map(
     dy: jax.Array, kernel: jax.Array, extents: tuple[int, ...], stride: int, around: Pads, precision: PrecisionLike
 ) -> jax.Array:
-    """Returns the convolution of `dy`, with zeros between its values, with the reversed kernel."""
-    between = (0, 0, stride - 1)
-    dy = jax.lax.pad(dy, jnp.zeros((), dy.dtype), ((0, 0, 0), between, between, (0, 0, 0)))
-    reversed_kernel = jax.lax.rev(kernel, (0, 1)).transpose(0, 1, 3, 2)
-    before = [kernel.shape[0] - 1 - pads[0] for pads in around]
-    after = [m + pads[0] - n for m, pads, n in zip(extents, around, dy.shape[1:3], strict=True)]
-    return convolution(dy, reversed_kernel, 1, tuple(zip(before, after, strict=True)), precision)
+    """Returns the gradient of a map with these `extents`, by a convolution for each row and column modulo the stride.
+
+    Row t + stride * u lies in row r + stride * q of the padded map. There the kernel's rows r + stride * m multiply the
+    rows q - m of the result.
+    """
+    counts = [-(-extent // stride) for extent in extents]
+
+    def part(*offsets: int) -> jax.Array:
+        padded = [t + before for t, (before, _) in zip(offsets, around, strict=True)]
+        rows, columns = (slice(place % stride, None, stride) for place in padded)
+        own = jax.lax.rev(kernel[rows, columns], (0, 1)).transpose(0, 1, 3, 2)
+        firsts = [place // stride for place in padded]
+        sizes = zip(own.shape[:2], firsts, counts, dy.shape[1:3], strict=True)
+        pads = tuple((m - 1 - first, count + first - n) for m, first, count, n in sizes)
+        return convolution(dy, own, 1, pads, precision)
+
+    parts = [jnp.stack([part(i, j) for j in range(stride)], 3) for i in range(stride)]
+    whole = jnp.stack(parts, 2).reshape(dy.shape[0], *(stride * count for count in counts), kernel.shape[2])
+    return whole[:, : extents[0], : extents[1]]
 
 
 def _gradient_of_kernel(
     x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int, around: Pads, precision: PrecisionLike
 ) -> jax.Array:
-    size, channels = kernel.shape[0], x.shape[3]
+    sizes, channels = kernel.shape[:2], x.shape[3]
     if channels < _CHANNELS or x.shape[0] % _IMAGES == 0:
         return _by_convolutions(x, dy, kernel, stride, around, precision)
-    taps = windows(x, range(size), range(size), size, stride, around)
+    taps = windows(x, range(sizes[0]), range(sizes[1]), sizes, stride, around)
     rows = dy.reshape(-1, dy.shape[3])
     products = [
         jax.lax.dot_general(tap.reshape(-1, channels), rows, (((0,), (0,)), ((), ())), precision=precision)

@@ -41,28 +41,31 @@ def product_of_windows(
     x: jax.Array, kernel: jax.Array, stride: int, around: Pads, precision: PrecisionLike
 ) -> jax.Array:
     """Returns the convolution as one product, of all windows of `x` with the kernel."""
-    size = kernel.shape[0]
-    rows, columns = (_taps(x.shape[1 + axis], size, stride, around[axis]) for axis in range(2))
+    sizes = kernel.shape[:2]
+    rows, columns = (_taps(x.shape[1 + axis], sizes[axis], stride, around[axis]) for axis in range(2))
     inside = kernel[rows.start : rows.stop, columns.start : columns.stop]
-    row_by_row = windows(x, rows, columns, size, stride, around)
+    row_by_row = windows(x, rows, columns, sizes, stride, around)
     joined = jnp.concatenate(list(itertools.chain.from_iterable(row_by_row)), axis=-1)
     return _product(joined, inside.reshape(-1, kernel.shape[-1]), precision)
 
 
-def windows(x: jax.Array, rows: range, columns: range, size: int, stride: int, around: Pads) -> list[list[jax.Array]]:
+def windows(
+    x: jax.Array, rows: range, columns: range, sizes: tuple[int, ...], stride: int, around: Pads
+) -> list[list[jax.Array]]:
     """Returns, for each of these rows and columns of a kernel, the values of `x` that the kernel multiplies there.
 
     Each array has the shape of the result of the convolution, but the channels of `x`.
     """
     padded = jnp.pad(x, ((0, 0), *around, (0, 0)))
-    ends = [extent - size + 1 for extent in padded.shape[1:3]]
+    ends = [extent - size + 1 for extent, size in zip(padded.shape[1:3], sizes, strict=True)]
     return [[padded[:, i : i + ends[0] : stride, j : j + ends[1] : stride] for j in columns] for i in rows]
 
 
 def has_fewer_pixels(x: jax.Array, kernel: jax.Array, stride: int, around: Pads) -> bool:
     """Returns whether the result of a convolution has fewer pixels than the kernel."""
-    extents = (n + sum(pads) - kernel.shape[0] for n, pads in zip(x.shape[1:3], around, strict=True))
-    return math.prod(extent // stride + 1 for extent in extents) < kernel.shape[0] ** 2
+    sizes = kernel.shape[:2]
+    extents = (n + sum(pads) - size for n, pads, size in zip(x.shape[1:3], around, sizes, strict=True))
+    return math.prod(extent // stride + 1 for extent in extents) < math.prod(sizes)
 
 
 def piece_counts(batch: int) -> list[int]:

@@ -275,4 +275,5 @@ class ResNet(nn.Module):
             keep_float32=self.keep_float32,
             pool_padding=self.pool_padding,
             folded=self.folded,
+            use_onednn=self.use_onednn,
         )

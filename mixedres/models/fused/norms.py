@@ -97,14 +97,15 @@ def _mask_by_product(z: jax.Array, g: jax.Array) -> jax.Array:
 
 
 def _mask(z: jax.Array, g: jax.Array) -> jax.Array:
-    return jnp.where(z > 0, g, 0)
+    """Returns g where z > 0, else 0, selected in float32: of bfloat16 XLA for CPUs makes a branch for each value."""
+    return jnp.where(z.astype(accum_dtype(z)) > 0, g.astype(accum_dtype(g)), 0).astype(g.dtype)
 
 
 def _relu_backward(config: NormConfig, saved: Array, g: jax.Array, mask: Callable[..., jax.Array]) -> Any:
     """Returns gradients of (y, scale, bias) from the gradient of relu(norm(y)); the sums use `mask`."""
     y, vectors, scale, bias = saved
     y1, g1, v = _barrier((y, g, vectors))
-    s1, s2 = sums(mask(v.applied(y1), g1.astype(accum_dtype(y))), y1, v)
+    s1, s2 = sums(mask(v.applied(y1), g1.astype(accum_dtype(y))), y1, v, config)
     correct = correction(s1, s2, y, vectors, config)
     y2, g2, v, correct = _barrier((y, g, vectors, correct))
     dy = gradient(_mask(v.applied(y2), g2.astype(accum_dtype(y))), y2, v, correct)
@@ -180,7 +181,7 @@ def _norm_add_relu_backward(config: NormConfig, saved: Array, gradients: Array) 
     y, out, vectors, scale, bias, like_x = saved
     y1, out1, g1, v = _barrier((y, out, gradients[0], vectors))
     g = _mask(out1, g1)
-    s1, s2 = sums(g.astype(accum_dtype(y)), y1, v)
+    s1, s2 = sums(g.astype(accum_dtype(y)), y1, v, config)
     correct = correction(s1, s2, y, vectors, config)
     y2, g2, v, correct = _barrier((y, g, vectors, correct))
     dy = gradient(g2.astype(accum_dtype(y)), y2, v, correct)
@@ -221,9 +222,10 @@ def _norms_add_relu_backward(config: NormConfig, saved: Array, gradients: Array)
     (y, of_y, scale_y, bias_y), (z, of_z, scale_z, bias_z) = saved
     y1, z1, g1, vy, vz = _barrier((y, z, gradients[0], of_y, of_z))
     g = _mask(vy.applied(y1) + vz.applied(z1), g1)
-    s2_y, s2_z = channel_sums(g.astype(accum_dtype(y)) * vy.centered(y1), g.astype(accum_dtype(z)) * vz.centered(z1))
+    g_y, g_z = g.astype(accum_dtype(y)), g.astype(accum_dtype(z))
+    s2_y, s2_z = channel_sums(g_y * vy.centered(y1), g_z * vz.centered(z1), config=config)
     # With the barrier, XLA writes one map and two sums in a pass; without, it could choose sums that need another map.
-    (s1,) = channel_sums(_barrier(g).astype(accum_dtype(y)))
+    (s1,) = channel_sums(_barrier(g).astype(accum_dtype(y)), config=config)
     correct_y, correct_z = correction(s1, s2_y, y, of_y, config), correction(s1, s2_z, z, of_z, config)
     y2, z2, g2, vy, vz, correct_y, correct_z = _barrier((y, z, g, of_y, of_z, correct_y, correct_z))
     dy = gradient(g2.astype(accum_dtype(y)), y2, vy, correct_y)

@@ -27,12 +27,14 @@ class NormConfig(NamedTuple):
       dtype: dtype of the result.
       axis_name: mesh axis over which statistics are averaged; None for statistics per device.
       pool_padding: see `mixedres.models.operations.pads`; for a norm before a pool.
+      use_onednn: for programs with `mixedres.models.onednn.COMPILER_OPTIONS`; see `channel_sums`.
     """
 
     epsilon: float
     dtype: Any
     axis_name: str | None = None
     pool_padding: str = "pytorch"
+    use_onednn: bool = False
 
 
 class Statistics(NamedTuple):
@@ -79,7 +81,7 @@ def accum_dtype(y: jax.Array) -> Any:
 def batch_statistics(y: jax.Array, scale: jax.Array, bias: jax.Array, config: NormConfig) -> tuple[Vectors, Statistics]:
     """Computes the statistics of `y` (batch, ..., channels) over all axes but the last, in one pass."""
     x = y.astype(accum_dtype(y))
-    mean, mean_of_squares = channel_sums(x, jnp.square(x)) / count(y)
+    mean, mean_of_squares = channel_sums(x, jnp.square(x), config=config) / count(y)
     if config.axis_name is not None:
         mean, mean_of_squares = jax.lax.pmean((mean, mean_of_squares), config.axis_name)
     var = jnp.maximum(mean_of_squares - jnp.square(mean), 0.0)
@@ -93,12 +95,15 @@ def count(y: jax.Array) -> float:
     return float(y.size // y.shape[-1])
 
 
-def channel_sums(*maps: jax.Array) -> jax.Array:
-    """Computes the sum of every channel of each map, (maps, channels), in two stages.
+def channel_sums(*maps: jax.Array, config: NormConfig) -> jax.Array:
+    """Computes the sum of every channel of each map, (maps, channels), in two stages, or in one with oneDNN.
 
     XLA for GPUs makes two stages of such sums by itself, with one kernel for each second stage. Here one kernel
-    computes the second stage of all maps.
+    computes the second stage of all maps. In programs with oneDNN, XLA's library YNNPACK computes the sums. It needs a
+    quarter of the time if it gets a sum as one operation, and divides the sum itself.
     """
+    if config.use_onednn:
+        return jnp.stack([x.sum(tuple(range(x.ndim - 1))) for x in maps])
     parts = _parts(int(count(maps[0])))
     partial_sums = [x.reshape(parts, -1, x.shape[-1]).sum(1) for x in maps]
     return jnp.stack(partial_sums).sum(1)
@@ -115,9 +120,9 @@ def _parts(values: int) -> int:
     return next((n for n in range(least, min(values, 8 * least) + 1) if values % n == 0), 1)
 
 
-def sums(g: jax.Array, y: jax.Array, vectors: Vectors) -> tuple[jax.Array, jax.Array]:
+def sums(g: jax.Array, y: jax.Array, vectors: Vectors, config: NormConfig) -> tuple[jax.Array, jax.Array]:
     """Computes (s1, s2) of the formulas above, for `g` in the dtype of the vectors."""
-    s1, s2 = channel_sums(g, g * vectors.centered(y))
+    s1, s2 = channel_sums(g, g * vectors.centered(y), config=config)
     return s1, s2
 
 

@@ -96,7 +96,8 @@ def both(name, shape, dtype, seed=0):
         g = np.asarray(np.random.default_rng(seed + 1).normal(size=size), dtype)
         wanted = jax.tree.map(np.asarray, jax.jit(partial(with_gradients, plain))(g.astype(np.float64), *exact))
     with jax.enable_x64(dtype == "float64"):
-        config = fused.NormConfig(EPSILON, jnp.dtype(dtype))
+        # Sums in one stage in float32, in two stages in float64.
+        config = fused.NormConfig(EPSILON, jnp.dtype(dtype), use_onednn=dtype == "float32")
         rounded = [jnp.asarray(x, dtype) for x in args]
         return jax.jit(partial(with_gradients, lambda *args: fast(*args, config)))(g, *rounded), wanted
 
@@ -294,4 +295,6 @@ def test_sums_are_divided_into_equal_parts(values):
     assert values % parts == 0 and parts <= max(8, 12 * values**0.5)
     if values < 10**5:
         x = np.random.default_rng(0).normal(size=(values, 3)).astype(np.float32)
-        np.testing.assert_allclose(jax.jit(channel_sums)(x, x * x), [x.sum(0), (x * x).sum(0)], rtol=1e-5, atol=1e-4)
+        for config in (fused.NormConfig(EPSILON, jnp.float32, use_onednn=use) for use in (False, True)):
+            computed = jax.jit(partial(channel_sums, config=config))(x, x * x)
+            np.testing.assert_allclose(computed, [x.sum(0), (x * x).sum(0)], rtol=1e-5, atol=1e-4)
