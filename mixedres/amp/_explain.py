@@ -26,7 +26,7 @@ class Decision:
 
     Attributes:
       primitive: name of the primitive in the jaxpr.
-      category: 'allow', 'infer', 'deny', 'clear' or 'unlisted'.
+      category: list that decided: 'allow', 'infer', 'deny', 'clear' or 'unlisted'; 'deny' where `keep_float32` did.
       dtype: dtype of the arithmetic after the rewrite; None for an operation without floating-point numbers.
       reason: reason of the decision.
       path: surrounding calls and named scopes, such as 'ResNet/scan/jit(silu)'.
@@ -78,7 +78,10 @@ class Report:
         return dict(sorted(collections.Counter(pairs).items()))
 
     def summary(self) -> str:
-        """Returns the numbers of half operations and of casts, in one line."""
+        """Returns the numbers of half operations and of casts, in one line.
+
+        Products that `keep_float32` names are not counted as operations of the allow list.
+        """
         floats = [d for d in self.decisions if d.dtype is not None and not d.platform]
         products = [d for d in floats if d.category == "allow"]
         half, half_products = (sum(d.dtype == self.dtype for d in group) for group in (floats, products))

@@ -15,6 +15,8 @@ from mixedres.amp._graph import Graph, Scope
 class Keep:
     """Operations whose path matches a regular expression (`re.search`); an empty expression matches none.
 
+    Arguments called `keep_float32` take the expression itself, which this class checks and applies.
+
     An expression that names a module, such as '^/head$', matches every operation in the module, whatever scopes and
     calls are around the operation inside the module. The expression is searched in three spellings of the path. One has
     the named scopes: '/ResNet/block_layer1_1'. One lacks the first scope, which is the class of the root module in
@@ -35,7 +37,12 @@ class Keep:
             raise ValueError(f"keep_float32={self.pattern!r} is not a regular expression: {error}") from None
 
     def reason(self, scope: Scope, body: Jaxpr = None) -> str:
-        """Returns the reason why an operation at `scope`, or in its `body`, stays in float32; '' if it need not."""
+        """Returns the reason why an operation at `scope` stays in float32; '' if it need not.
+
+        Args:
+          scope: where the operation is.
+          body: the jaxpr inside the operation, such as that of a scan, in which to look too; None: there is none.
+        """
         if not self.pattern:
             return ""
         for path in _spellings(scope):

@@ -115,12 +115,12 @@ class Lists:
 
         autocast(fn, lists=Lists().replace({"deny": {"tanh"}}))
 
-    The defaults are the lists of float16. `Lists.default("bfloat16")` has those of bfloat16, in which powers may be
-    half. An argument such as `lists={"deny": {"tanh"}}` changes the lists of the dtype in use.
+    The defaults are the lists of float16. `Lists.default("bfloat16")` has those of bfloat16, in which squares and
+    integer powers may be half. An argument such as `lists={"deny": {"tanh"}}` changes the lists of the dtype in use.
 
     Attributes:
-      allow: primitives that always run in half, by their names in a jaxpr ('dot_general'); a user-defined
-        `jax.extend.core.Primitive` is accepted for its name.
+      allow: primitives that always run in half, by their names in a jaxpr ('dot_general'): a name or a collection of
+        names. A `jax.extend.core.Primitive` is accepted for its name.
       infer: primitives that run in half between allow operations, if nothing denied comes before.
       deny: primitives that run in float32, such as 'reduce_sum'.
       clear: primitives that follow their neighbors.
@@ -143,9 +143,9 @@ class Lists:
     def _by_name(self) -> dict[str, str]:
         return {name: category for category in CATEGORIES for name in getattr(self, category)}
 
-    def category(self, name: str) -> str:
+    def category(self, name: str | Primitive) -> str:
         """Returns the list of a primitive: 'allow', 'infer', 'deny', 'clear' or 'unlisted'."""
-        return self._by_name.get(name, "unlisted")
+        return self._by_name.get(name.name if isinstance(name, Primitive) else name, "unlisted")
 
     def replace(self, changes: Mapping[str, Iterable[Any]]) -> Lists:
         """Returns lists in which names are moved to the lists in `changes`, such as {'deny': {'tanh'}}.
@@ -153,7 +153,8 @@ class Lists:
         The key 'unlisted' removes names from every list.
 
         Raises:
-          ValueError: for a key that is not a list, a name with two keys, or a name unknown to JAX.
+          ValueError: for a key that is not a list, a name with two keys, and names that `Lists` refuses.
+          TypeError: for values that are not names.
         """
         if unknown := [key for key in changes if key not in (*CATEGORIES, "unlisted")]:
             raise ValueError(f"{unknown[0]!r} is not a list; use {', '.join(CATEGORIES)} or unlisted")
@@ -181,7 +182,10 @@ class Lists:
 
     @classmethod
     def default(cls, dtype: DType) -> Lists:
-        """Returns the default lists for a half dtype. bfloat16 has the range of float32, so powers may be half."""
+        """Returns the default lists of float16, or for any other dtype those of bfloat16.
+
+        bfloat16 has the range of float32, so squares and integer powers may be half.
+        """
         return cls() if jnp.dtype(dtype) == jnp.float16 else cls().replace({"infer": BFLOAT16_INFER})
 
     @classmethod

@@ -95,7 +95,8 @@ def examine(
     report = Report(rows, log2_scale, title, tuple(notes))
     if not tries or report.dtype != "float16":
         return report
-    return dataclasses.replace(report, trials=tried(report, loss_of, has_aux, floats, gradients, batch))
+    trials, why_none = tried(report, loss_of, has_aux, floats, gradients, batch)
+    return dataclasses.replace(report, trials=trials, notes=(*report.notes, *filter(None, [why_none])))
 
 
 @jax.tree_util.register_dataclass
@@ -114,7 +115,11 @@ class TensorCounts:
     parameters: dict[str, jax.Array]
 
     def rows(self, params: Mapping[str, Any]) -> tuple[TensorRow, ...]:
-        """Returns the rows of a report in the order of execution; `params` maps names to arrays or shapes."""
+        """Returns the rows of a report in the order of execution.
+
+        Args:
+          params: arrays or `jax.ShapeDtypeStruct`s by the names in `parameters`.
+        """
         rows, modules = [], list(dict.fromkeys(map(_module, self.taps.names)))
         for name, tapped in read(self.taps).items():
             about = (name, _module(name), np.dtype(tapped.dtype), ())

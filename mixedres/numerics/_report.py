@@ -27,7 +27,14 @@ SMALL_ERROR = 1e-3
 
 
 class Limits(NamedTuple):
-    """Range of loss scales in which gradients fit into float16; None if all gradients are zero."""
+    """Range of loss scales in which gradients fit into float16, as exponents; None if all gradients are zero.
+
+    Attributes:
+      min_sufficient_log2_scale: exponent of the smallest scale at which every gradient keeps 99.9 % of its mass.
+      max_safe_log2_scale: exponent of the largest scale at which no gradient overflows; infinities and NaNs of float32
+        are ignored.
+      limited_by: the row of the gradient that overflows next.
+    """
 
     min_sufficient_log2_scale: int | None
     max_safe_log2_scale: int | None
@@ -46,7 +53,9 @@ class Probe:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Errors of real weight gradients in a preset, relative to those in float32, in the l2 norm.
+    """Errors of real weight gradients in a preset, relative to those in float32, in the l2 norm; 0.01 is 1 %.
+
+    `mixedres.doctor` makes them.
 
     Attributes:
       preset: name of the preset and of what was changed in it.
@@ -104,17 +113,17 @@ class Report:
 
     @cached_property
     def scaled(self) -> tuple[TensorRow, ...]:
-        """Returns the rows of gradients."""
+        """Returns the rows of the gradients, of activations and of weights."""
         return tuple(row for row in self.rows if row.is_scaled)
 
     @cached_property
     def limits(self) -> Limits:
-        """Returns the limits of all gradients."""
+        """Returns (min_sufficient_log2_scale, max_safe_log2_scale, limited_by) of all gradients; see `Limits`."""
         return _limits(self.scaled)
 
     @cached_property
     def half_limits(self) -> Limits:
-        """Returns the limits of the gradients that become float16: those outside the layers of `keep_float32`."""
+        """Returns `limits` of the gradients that become float16: those outside the layers of `keep_float32`."""
         return _limits([row for row in self.scaled if row.layer not in self.keep_float32])
 
     @cached_property
@@ -194,7 +203,10 @@ class Report:
         return "negligible" if LEVELS[verdict] in ("bad", "warn") and row in self.negligible else verdict
 
     def is_problem(self, row: TensorRow) -> bool:
-        """Returns whether a row has a problem at the loss scale in use or at the recommended loss scale."""
+        """Returns whether `TensorRow.is_damaged` holds at the loss scale in use or at the recommended loss scale.
+
+        Biases far below the values that they are added to are no problem; see `negligible`.
+        """
         verdicts = (self.verdict(row, log2_scale) for log2_scale in (self.log2_scale, self.recommended_log2_scale))
         return any(LEVELS[verdict] in ("bad", "warn") for verdict in verdicts)
 
@@ -211,7 +223,7 @@ class Report:
 
     @property
     def dtype(self) -> str:
-        """Returns 'float16' if all but a few layers fit into it at one loss scale, else 'bfloat16'."""
+        """Returns 'float16' if at most 3 layers, or a tenth of all, stay in float32, but not all; else 'bfloat16'."""
         kept, count = len(self.keep_float32), len(self.modules)
         # With a larger fraction of the layers in float32, float16 saves little and bfloat16 is the simpler choice.
         return "bfloat16" if kept > max(3, 0.1 * count) or 0 < kept == count else "float16"
@@ -281,7 +293,7 @@ class Report:
         )
 
     def at_step(self, step: int) -> Report:
-        """Returns this report with its limits as the probe of `step`, to be added to reports of other steps."""
+        """Returns a copy with its limits as the probe of `step`; `+` joins it with reports of other steps."""
         enough, largest, _ = self.limits
         probe = Probe(step, largest, enough, self.recommended_log2_scale)
         return dataclasses.replace(self, probes=(probe,))

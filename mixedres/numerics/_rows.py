@@ -50,9 +50,10 @@ class TensorRow:
     Attributes:
       kind: 'activation', 'gradient' of an activation, 'weight gradient' or 'parameter'.
       name: of the tap, or the path of the parameter: 'head', 'head/kernel'.
-      module: the tap that a parameter belongs to, '' for none; for other kinds the name.
+      module: the tap that a parameter belongs to, '' for none; for other kinds the name without an index: 'cell' for
+        'cell[0]'.
       dtype: dtype in which the tensor was examined.
-      shape: shape of a parameter; () for an activation, whose executions may differ in shape.
+      shape: shape of a parameter and of its gradient; () for an activation, whose executions may differ in shape.
       parts: for each examination, the exponents of its elements over all executions; the worst one counts.
       executions: number of executions.
     """
@@ -75,11 +76,14 @@ class TensorRow:
 
     @cached_property
     def exponents(self) -> Exponents:
-        """Returns the exponents over all examinations."""
+        """Returns the histogram of its elements by exponent: the sum of `parts`."""
         return functools.reduce(operator.add, self.parts)
 
     def lost(self, log2_scale: int) -> float:
-        """Returns the fraction of the mass that becomes zero in float16 at the loss scale 2**log2_scale."""
+        """Returns the fraction of the mass that becomes zero in float16 at the loss scale 2**log2_scale.
+
+        The mass is the sum of all magnitudes; of several examinations, the worst one counts.
+        """
         return max(part.lost_mass(self.at(log2_scale)) for part in self.parts)
 
     def is_lost(self, log2_scale: int) -> bool:
@@ -98,7 +102,7 @@ class TensorRow:
         return self.kind in ("gradient", "weight gradient")
 
     def at(self, log2_scale: int) -> int:
-        """Returns the octaves by which the loss scale 2**log2_scale moves the tensor."""
+        """Returns the octaves by which the loss scale 2**log2_scale moves the tensor: 0 except for gradients."""
         return log2_scale if self.is_scaled else 0
 
     @property
@@ -121,7 +125,11 @@ class TensorRow:
         return top is not None and top + self.at(log2_scale) + MARGIN > TOP
 
     def is_damaged(self, log2_scale: int) -> bool:
-        """Returns whether the tensor should stay in float32 at the loss scale 2**log2_scale."""
+        """Returns whether the tensor should stay in float32 at the loss scale 2**log2_scale.
+
+        It has infinities or NaNs, or comes within 4x of overflow, or over 0.1 % of its mass (the sum of all magnitudes)
+        becomes zero, or the expected error of its cast is over 1 %.
+        """
         return LEVELS[self.verdict(log2_scale)] in ("bad", "warn")
 
     def verdict(self, log2_scale: int) -> str:

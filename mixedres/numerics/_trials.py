@@ -24,7 +24,7 @@ def tried(
     floats: dict[str, Any],
     exact: dict[str, Any],
     batch: Sequence[Batch],
-) -> tuple[Trial, ...]:
+) -> tuple[tuple[Trial, ...], str]:
     """Returns the errors of the gradient in float16 at loss scales, by one program whose argument is the scale.
 
     Tried are the recommended scale, the scale in use, and half of the largest scale with finite gradients.
@@ -38,8 +38,8 @@ def tried(
       batch: the other arguments.
 
     Returns:
-      The trials by scale; () if the layers that should stay in float32 have no scope, if autocast does not take the
-      function, and if all gradients are zero or not finite.
+      The trials by scale, and the reason why there is none: the layers that should stay in float32 have no scope, or
+      autocast does not take the function. Both are empty if all gradients are zero, or one is not finite.
     """
 
     def loss(floats: dict[str, Any], *batch: Batch) -> Any:
@@ -47,7 +47,7 @@ def tried(
         return value[0] if has_aux else value
 
     if not 0 < sum(np.square(np.asarray(array, np.float64)).sum() for array in exact.values()) < math.inf:
-        return ()
+        return (), ""
     half = amp.autocast(loss, report.dtype, keep_float32=report.keep_float32_pattern)
 
     def error(scale: Array, floats: dict[str, Any], exact: dict[str, Any], *batch: Batch) -> jax.Array:
@@ -62,8 +62,8 @@ def tried(
             warnings.simplefilter("ignore", amp.PrecisionWarning)
             run = jax.jit(error, compiler_options=jax_compat.options_for_one_run())
             compiled = run.lower(np.float32(1), *arguments).compile()
-    except (TypeError, ValueError):
-        return ()
+    except (TypeError, ValueError) as refusal:
+        return (), f"the gradient in float16 was not tried: {str(refusal).partition(chr(10))[0]}"
 
     @functools.cache
     def error_at(exponent: int) -> float:
@@ -75,4 +75,4 @@ def tried(
     scales = sorted({largest - 1, report.recommended_log2_scale, *used})
     with jax.debug_nans(False), jax.debug_infs(False):
         trials = tuple(Trial(exponent, error_at(exponent)) for exponent in scales)
-    return trials
+    return trials, ""

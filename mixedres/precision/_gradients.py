@@ -68,7 +68,8 @@ class ScaledGradients:
         grads = scaled({"w": 8 * w}, StaticLossScale(8.0))
         assert (grads.unscaled()["w"] == w).all()
 
-    A pytree. Linear maps keep the scale right: sums and means over microbatches or devices, products with a number.
+    A pytree. Linear maps keep the scale right: sums and means over microbatches or devices, products with a number
+    other than 0.
     After other maps, such as clipping, and for sums of gradients with different scales, the scale is NaN, and
     `loss_scaled` skips the step. A global norm of scaled gradients is infinite.
 
@@ -93,7 +94,10 @@ class ScaledGradients:
 
     @property
     def unchecked_scale(self) -> jax.Array:
-        """Returns the scale without the check of the maps; XLA reduces it to the loss scale where there were none."""
+        """Returns the scale, a float32 scalar, without looking for maps that are not linear.
+
+        After such a map the number means nothing. Where there was no map, XLA reduces it to the loss scale.
+        """
         times_scale, one, _ = self._carried()
         return times_scale / one
 
@@ -121,10 +125,18 @@ def scaled(grads: Params, state: PyTree) -> ScaledGradients:
         state = loss_scaled(optax.sgd(0.1), StaticLossScale(8.0)).init(params)
         grads = scaled(jax.grad(lambda params: state.loss_scale.scale(loss_fn(params, x)))(params), state)
 
+    The numbers stay as they are: nothing is multiplied or divided.
+
     Args:
       grads: a tree of gradients, of a loss that was multiplied by the loss scale.
       state: that loss scale, or what contains the state of `loss_scaled`: see `find_state`.
+
+    Raises:
+      TypeError: for gradients that carry a scale already, and for a `state` without a loss scale.
+      ValueError: for a `state` with several.
     """
+    if scaled_gradients_in(grads) is not None:
+        raise TypeError("these gradients carry their loss scale already; give them to update as they are")
     loss_scale = state if isinstance(state, LossScale) else find_state(state).loss_scale
     carried: Any = _carrying(loss_scale.loss_scale)
     # nnx.Optimizer filters gradients by the type of their variables.

@@ -326,7 +326,7 @@ def make_loss_scale(spec: Any, **dynamic: Any) -> LossScale:
 
     Args:
       spec: 'none', 'dynamic', a number > 0 (or its string), or a loss scale, which is returned unchanged.
-      **dynamic: options for 'dynamic': `loss_scale`, `period`, `factor`, `min_loss_scale`, `max_loss_scale`.
+      **dynamic: options of `DynamicLossScale`, such as `period`; ignored unless `spec` is 'dynamic'.
 
     Raises:
       ValueError: for anything else.

@@ -34,8 +34,9 @@ def loss_scaled(
     Line searches and some optimizers take more arguments. `value` (the loss, without the scale) must be finite for a
     step to be applied. `grad` (gradients, without the scale or `ScaledGradients`) and the results of `grad_fn` are
     unscaled. `value_fn` returns the loss without the scale. Another function is refused, except with `NoOpLossScale`:
-    the optimizer would differentiate it without the scale. `checked`: the scaled gradients in memory order, used for
-    the finite check only (faster on GPUs).
+    the optimizer would differentiate it without the scale. `checked`: the same scaled gradients in another form, a tree
+    of any shapes, in which to look for infinities and NaNs (in memory order, this is faster on GPUs). It must have all
+    the numbers of the gradients: a NaN that is only in the gradients is then found by the check of the updates alone.
 
     Gradients of several losses may be one tree, such as {"a": grads_a, "b": grads_b}; `optax.partition` gives each its
     own `loss_scaled`.
@@ -52,7 +53,8 @@ def loss_scaled(
       An optax transformation with state `LossScaledState`; its updates are float32 (float64 for float64 gradients).
 
     Raises:
-      TypeError: where `tx` is no optax transformation or `loss_scale` none of the three; by `update`, for gradients
+      TypeError: where `tx` is no optax transformation or `loss_scale` none of the three; by `init`, for a `tx` that is
+        loss-scaled already; by `update`, for gradients
         without a scale (except with `NoOpLossScale`), for a state that is not from its `init`, a `value` that is no
         scalar, a `grad` unlike the gradients, and functions as above.
     """
@@ -67,9 +69,12 @@ def loss_scaled(
 
     def init(params: Params) -> LossScaledState:
         register_with_flax()
+        inner_state = inner.init(params)
+        if any(map(_is_state, jax.tree.leaves(inner_state, is_leaf=_is_state))):
+            raise TypeError("the optimizer is loss-scaled already; give loss_scaled the optimizer inside, such as adam")
         # A copy: a step that donates its state would otherwise delete the caller's loss scale.
         return LossScaledState(
-            inner_state=inner.init(params),
+            inner_state=inner_state,
             loss_scale=jax.tree.map(jnp.copy, loss_scale),
             grads_finite=jnp.asarray(True),
         )
@@ -99,6 +104,10 @@ def loss_scaled(
         return updates, LossScaledState(inner_state, state.loss_scale.adjust(finite), finite)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _is_state(x: object) -> bool:
+    return isinstance(x, LossScaledState)
 
 
 def _with_scale(grads: PyTree, loss_scale: LossScale, what: str) -> ScaledGradients:
@@ -202,11 +211,11 @@ def _materialized(x: jax.Array) -> jax.Array:
 
 
 class Rewritten(NamedTuple):
-    """Result of `enable_rewrite`.
+    """Result of `enable_rewrite`, a tuple (fn, tx).
 
     Attributes:
       fn: the function with its products in half.
-      tx: the optimizer for gradients of the scaled loss.
+      tx: the optimizer for gradients of the scaled loss, made by `loss_scaled`.
     """
 
     fn: Callable[..., Any]
@@ -235,7 +244,7 @@ def enable_rewrite(
 
     Args:
       fn: any function of float32 parameters: a model's `apply`, or a loss.
-      tx: any optax optimizer that is not loss-scaled yet.
+      tx: any optax optimizer that is not loss-scaled yet; `init` of a loss-scaled one raises TypeError.
       dtype: float16 or bfloat16, by name too: see `mixedres.amp.autocast`.
       loss_scale: 'none', 'dynamic' or a number > 0; None: 'dynamic' for float16, 'none' for bfloat16.
       lists: changes of the lists of primitives; see `mixedres.amp.autocast`.

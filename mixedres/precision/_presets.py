@@ -193,10 +193,10 @@ def _check_rewrite(precision: Precision, *, norms_given: bool) -> None:
 
 
 def parse_policy(policy: str | jmp.Policy) -> jmp.Policy:
-    """Returns the `jmp.Policy` of a text in jmp's grammar; a policy is returned unchanged.
+    """Returns the `jmp.Policy` of a text in jmp's grammar; a policy is checked and returned unchanged.
 
     Raises:
-      ValueError: for a text that does not parse, and for float64 without x64 mode.
+      ValueError: for a text that does not parse, and for a text or policy with float64 without x64 mode.
     """
     if not isinstance(policy, jmp.Policy):
         try:

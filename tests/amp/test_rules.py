@@ -39,6 +39,10 @@ def test_category_of_each_primitive(category, members):
     assert {LISTS.category(name) for name in members.split()} == {category}
 
 
+def test_primitive_is_as_good_as_its_name():
+    assert LISTS.category(primitives.tanh_p) == "infer"
+
+
 def test_bfloat16_may_square():
     half, brain = Lists.default(jnp.float16), Lists.default(jnp.bfloat16)
     assert half == Lists()

@@ -236,3 +236,15 @@ def test_value_that_overflows_without_a_tap_is_no_advice_for_float16():
     assert report.trials and all(math.isinf(trial.error) for trial in report.trials)
     assert report.advice.startswith("Not float16 as it is: the gradient is not finite at any loss scale")
     assert examine(loss, w, np.full_like(x, np.nan)).trials == ()
+
+
+def test_reason_why_float16_was_not_tried_is_a_note():
+    """The value should stay in float32, but no scope has its name."""
+    x, w = normal(0, (16, 8)), {"w": normal(1, (8, 8))}
+
+    def loss(params, x):
+        return jnp.square(1e-6 * numerics.tap(1e6 * (x @ params["w"]), "large")).mean()
+
+    report = examine(loss, w, x)
+    assert report.keep_float32 == ("large",) and report.trials == ()
+    assert report.notes[-1].startswith("the gradient in float16 was not tried: keep_float32='^/(large)$' matches")

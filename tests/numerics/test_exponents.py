@@ -31,11 +31,12 @@ def expected(x):
         else:
             exponent = np.floor(np.log2(value)) if np.isfinite(value) else 128
             rounds_up = value >= 2.0 ** (exponent + 1) * (1 - 2.0**-12)
-            bins[min(int(exponent) + 127 + rounds_up, 255)] += 1
+            bins[min(int(exponent) + 127 + rounds_up, 254 if np.isfinite(value) else 255)] += 1
     return bins
 
 
 EDGES = [0.0, -0.0, 1.0, -1.0, 65504.0, 65519.0, 65520.0, -65536.0, 2.0**-14, 2.0**-24, 2.0**-25, 2.0**-25 * 1.001]
+EDGES += [float(np.finfo(np.float32).max), float(np.finfo(np.float32).min)]
 EDGES += [2.0**-126, 2.0**-127, 1e-45, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 0.1, 3.0, 1.9999999, 1023.9]
 
 
@@ -62,6 +63,11 @@ def test_arrays_of_any_shape_are_counted(impl, shape):
 def test_complex_and_integer_arrays_are_refused(dtype):
     with pytest.raises(TypeError, match=f"floating-point arrays, got {np.dtype(dtype).name}"):
         exponents(jnp.zeros(3, dtype))
+
+
+def test_form_without_a_name_is_refused():
+    with pytest.raises(ValueError, match="'scater' is unknown; use one of auto, scatter, compare"):
+        exponents(jnp.zeros(3), "scater")
 
 
 DRAWS = {

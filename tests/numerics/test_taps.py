@@ -169,6 +169,11 @@ def test_function_without_taps_reports_nothing():
     assert {name: tapped.executions for name, tapped in taps.read(statistics).items()} == {"yes": 1}
 
 
+@pytest.mark.parametrize(("select", "names"), [("out", ("out",)), ("outer", ()), (["hidden"], ("hidden",)), ([], ())])
+def test_selected_taps_are_counted(select, names):
+    assert taps.tapped_value_and_grad(loss, select=select)(WEIGHTS, X)[2].names == names
+
+
 def test_arguments_are_differentiated_as_by_jax():
     def fn(x, y):
         return (taps.tap(x * y, "product") ** 2).sum()

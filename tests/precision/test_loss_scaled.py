@@ -266,6 +266,12 @@ def test_object_without_a_loss_scale_is_refused(scale):
         loss_scaled(NoOpLossScale(), optax.sgd(0.1))
 
 
+@pytest.mark.parametrize("around", [lambda tx: tx, lambda tx: optax.chain(optax.clip(1.0), tx)])
+def test_loss_scaled_optimizer_is_not_scaled_twice(around):
+    with pytest.raises(TypeError, match="is loss-scaled already; give loss_scaled the optimizer inside"):
+        loss_scaled(around(loss_scaled(optax.sgd(0.1), StaticLossScale(4.0))), StaticLossScale(4.0)).init(zeros(1))
+
+
 def test_state_of_another_optimizer_is_refused():
     tx = loss_scaled(optax.sgd(0.1), NoOpLossScale())
     with pytest.raises(TypeError, match=r"result of this optimizer's init.*; got EmptyState"):

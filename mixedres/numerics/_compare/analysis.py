@@ -31,16 +31,19 @@ _CHOICES = {"select_n", "select_and_scatter_add", "gather", "scatter-add", "sort
 
 @dataclasses.dataclass(frozen=True)
 class OperationRow(Operation):
-    """Errors of one operation, over all devices; in a loop those of the worst iteration.
+    """Errors of one operation, over all devices and, in a loop, over all iterations.
 
     It has the attributes of `Operation`; the dtype is the dtype in the half program.
 
     Attributes:
-      own: error of the operation alone: relative l2 error against float32 with the operands of the half program.
-      accumulated: relative l2 error against the float32 program; infinite if infinities or NaNs are new.
+      own: error of the operation alone: relative l2 error against float32 with the operands of the half program; the
+        largest of all iterations.
+      accumulated: relative l2 error against the float32 program, the largest of all iterations; infinite if infinities
+        or NaNs are new.
       infinite: number of elements that are finite in float32 alone.
       zeros: number of elements that the operation rounded to zero.
-      cancellation: norm of the operands over the norm of the result, for sums and differences; else 1.
+      cancellation: norm of the operands over the norm of the result, for sums and differences; else 1. In a loop it is
+        that of `iteration`.
       share: estimated fraction of the results' error that begins in the operation.
       cast_of: for a cast, the primitive at the same line whose operand or result is cast; else ''.
       casts_result: whether it is the result.
@@ -66,13 +69,17 @@ class OperationRow(Operation):
 
     @property
     def name(self) -> str:
-        """Returns the primitive or 'argument'; for a cast, the primitive that it belongs to."""
+        """Returns the primitive, 'argument', or for a cast a phrase such as 'cast to float16 for dot_general'."""
         of = f" {'of' if self.casts_result else 'for'} {self.cast_of}" if self.cast_of else ""
         return f"cast to {self.dtype}{of}" if self.primitive == "convert_element_type" else super().name
 
     @property
     def grows(self) -> bool:
-        """Returns whether the error of a sum in a loop is many times that of a rounding, by a little each iteration."""
+        """Returns whether the error of a running sum grows a little in each iteration of a loop.
+
+        It is an addition or subtraction in which over 20 % of the results' error begins, and the error against the
+        float32 program is over 8 times the largest error that one iteration adds.
+        """
         largest = max((own for _, own, _ in self.iterations), default=math.inf)
         sums = self.primitive in ("add", "sub", "add_any")
         return sums and self.share > _MUCH and math.isfinite(self.accumulated) and self.accumulated > JUMP * largest

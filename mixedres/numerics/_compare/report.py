@@ -87,12 +87,13 @@ class ErrorReport:
       dtype: the half dtype.
       rows: one `OperationRow` per operation on floating-point numbers, in order of evaluation. The function's
         floating-point arguments are rows too, with an empty `primitive`.
-      errors: relative l2 error of every result against the float32 program, by name.
+      errors: relative l2 error of every result but those in `noise` against the float32 program, by name; a result that
+        is no tree has the name ''.
       noise: names of the results that are left out, because they are zero but for rounding in float32 too.
       jump: the first operation whose error jumps and which much of the error of the results passes; None if none does.
       hidden: pairs of an operation with infinities that float32 does not have, and of the operation that hides them.
       mends: changes that help, best first, each with `change`, the `error` after it and the fraction that it `removes`;
-        empty for a healthy program.
+        empty for a healthy program, and where nothing was tried.
       rewritten: whether `autocast` made the half program, and not the function itself.
       nonfinite: whether a result has infinities or NaNs in float32 too; these elements are not compared.
       loops: the `while` loops, with their iterations in both programs.
@@ -125,12 +126,12 @@ class ErrorReport:
 
     @property
     def error(self) -> float:
-        """Returns the largest error of a result."""
+        """Returns the largest relative l2 error of a result; 0.0 if there is none."""
         return max(self.errors.values(), default=0.0)
 
     @property
     def roundings(self) -> int:
-        """Returns the number of operations that rounded; an operation in a loop counts once an iteration."""
+        """Returns the number of operations that rounded, not of elements; in a loop, one for each iteration."""
         looped = sum(loop.half for loop in self.loops)
         return looped + sum(max(1, len(row.iterations)) for row in self.rows if row.own)
 

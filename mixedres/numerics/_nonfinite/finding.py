@@ -20,10 +20,10 @@ _WRITES = {"select_n", "concatenate", "pad", "scatter", "dynamic_update_slice"}
 
 @dataclasses.dataclass(frozen=True)
 class ArrayRecord(Operation):
-    """One array of the program, over all devices and iterations.
+    """One array of the program of `first_nonfinite`, over all devices and iterations.
 
-    It has the attributes of `Operation`. The direction is `FACTOR` for a factor of the derivative of the operation on
-    the line, such as 0.5 / sqrt(x) for sqrt(x).
+    It has the attributes of `Operation`. The direction begins with 'backward (a factor' for a factor of the derivative
+    of the operation on the line, such as 0.5 / sqrt(x) for sqrt(x).
 
     Attributes:
       finite: whether every element is finite.
@@ -70,8 +70,8 @@ class Finding:
     Attributes:
       arrays: all floating-point arrays, arguments included, in order of evaluation.
       nonfinite_results: names of the results that are not finite.
-      origin: the first array that is not finite, with its `inputs`, `devices` and `iterations`; None if all results are
-        finite.
+      origin: where infinities and NaNs that reach a result begin: `origin.array` is the first array that is not
+        finite, beside its `inputs`, `devices` and `iterations`; None if all results are finite.
       hidden: pairs of an array with infinities and of a finite array that was computed from the infinities, such as a
         quotient 1 / inf = 0. Empty if a result is not finite. Written masks of -inf, and operations such as tanh or a
         maximum, which are right for an infinite operand, do not count.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ BINS, _INF, _NAN, _BIAS = 257, 255, 256, 127
 # Half a unit in float16's last place, in float32's bits: a number that rounds up to a power of two is counted with it,
 # so that 65520, which becomes infinite, is in the bin of 2**16.
 _HALF_ULP = 0x1000
+_INFINITE_BITS = np.uint32(0x7F800000)
 # Exponents of float16's largest, smallest normal and smallest subnormal numbers. Numbers above half of the latter round
 # up to it.
 TOP, SMALLEST_NORMAL, SMALLEST = 15, -14, -24
@@ -33,6 +34,10 @@ Impl = Literal["auto", "scatter", "compare"]
 
 def exponents(x: jax.Array, impl: Impl = "auto") -> jax.Array:
     """Counts the elements of `x` by exponent.
+
+    Bin e + 127 counts the magnitudes from 2**e up to 2**(e + 1), for e from -126 to 127. A number that float16 rounds
+    up to 2**(e + 1), such as 1.9999, is counted there, for e below 127. Bin 0 counts zeros and magnitudes below
+    2**-126, bin 255 infinities, bin 256 NaNs.
 
     Args:
       x: array of any shape and real floating-point dtype; float64 is rounded to float32 first.
@@ -44,7 +49,11 @@ def exponents(x: jax.Array, impl: Impl = "auto") -> jax.Array:
 
     Raises:
       TypeError: for integers, booleans and complex numbers.
+      ValueError: for another `impl`.
     """
+    if impl not in get_args(Impl):
+        raise ValueError(f"impl {impl!r} is unknown; use one of {', '.join(get_args(Impl))}")
+    x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"exponents are of floating-point arrays, got {x.dtype}")
     counts: jax.Array = jax_compat.replicated(partial(_exponents, impl=impl), x)
@@ -53,8 +62,10 @@ def exponents(x: jax.Array, impl: Impl = "auto") -> jax.Array:
 
 def _exponents(x: jax.Array, impl: Impl) -> jax.Array:
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32) & np.uint32(0x7FFFFFFF)
-    rounded = lax.min((bits + np.uint32(_HALF_ULP)) >> np.uint32(23), np.uint32(_INF))
-    bins = jnp.where(bits > np.uint32(0x7F800000), np.uint32(_NAN), rounded).astype(jnp.int32).reshape(-1)
+    # Masks hold float32's largest number, which is not to be counted as an infinity.
+    finite = lax.min((bits + np.uint32(_HALF_ULP)) >> np.uint32(23), np.uint32(_INF - 1))
+    beyond = jnp.where(bits > _INFINITE_BITS, np.uint32(_NAN), np.uint32(_INF))
+    bins = jnp.where(bits < _INFINITE_BITS, finite, beyond).astype(jnp.int32).reshape(-1)
     if impl == "auto":
         counts: jax.Array = lax.platform_dependent(bins, cpu=_scatter, default=_compare)
         return counts
@@ -148,7 +159,16 @@ class Exponents:
         return None if self.top is None else TOP - self.top
 
     def min_sufficient_log2_scale(self, fraction: float = 1e-3) -> int | None:
-        """Returns the exponent of the smallest scale that loses less than `fraction` of the mass, or None."""
+        """Returns the exponent of the smallest scale at which few elements become zero in float16.
+
+        Less than `fraction` of the mass (the sum of all magnitudes) becomes zero, whatever overflows. None if no
+        element is finite and not zero.
+
+        Raises:
+          ValueError: for a `fraction` that is not above 0.
+        """
+        if not fraction > 0:
+            raise ValueError(f"fraction must be > 0, got {fraction}")
         if self.bottom is None:
             return None
         # Nothing is lost at the last candidate.

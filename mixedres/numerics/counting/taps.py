@@ -54,7 +54,8 @@ class TapStatistics:
     Attributes:
       names: names of the taps, in the order of execution.
       dtypes: value dtypes of the taps, in the same order.
-      counts: float32 (value or gradient, low or high part, bin) for each tap; see `read`.
+      counts: for each tap float32 (2, 2, BINS + 1): of the value and of its gradient, a low and a high part of every
+        count, which is low + 4096 * high. The last slot counts executions. `read`, in the same module, converts them.
     """
 
     names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
@@ -160,21 +161,23 @@ def tapped_value_and_grad(
       fn: function that returns a scalar loss, or (loss, aux) if `has_aux`.
       argnums: arguments to differentiate, as in `jax.value_and_grad`.
       has_aux: whether `fn` also returns other values.
-      select: names of the taps to count, which may be empty; None for all.
+      select: name or names of the taps to count, which may be empty; None for all. Names without a tap are ignored.
 
     Returns:
-      A function of the arguments of `fn`, by place or by name, to (value, gradients, statistics), with the value and
-      gradients of `jax.value_and_grad` and the `TapStatistics` of the taps on which the loss depends.
+      A function of the arguments of `fn` to (value, gradients, statistics), with the value and gradients of
+      `jax.value_and_grad` and the `TapStatistics` of the taps on which the loss depends. The arguments to
+      differentiate are given by place, others by place or by name.
 
     Raises:
-      ValueError: when called, if `fn` executes no tap.
+      ValueError: when called, if `fn` executes no tap and `select` is None.
     """
+    chosen = (select,) if isinstance(select, str) else select
     wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     def run(*args: PyTree, **kwargs: PyTree) -> tuple[Any, Any, TapStatistics]:
         called = partial(fn, **kwargs)
-        found = {name: dtype for name, dtype in names(called, *args).items() if select is None or name in select}
-        if not found and select is None:
+        found = {name: dtype for name, dtype in names(called, *args).items() if chosen is None or name in chosen}
+        if not found and chosen is None:
             raise ValueError("the function executes no tap; call numerics.tap(x, name) in it")
 
         capture = _Capture()
