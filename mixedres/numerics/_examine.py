@@ -106,8 +106,8 @@ class TensorCounts:
 
     Attributes:
       taps: counts of values and their gradients.
-      gradients: counts of weight gradients by name; see `counting.exponents`.
-      parameters: counts of weights by name.
+      gradients: uint32 counts of weight gradients by name, up to 2**32 elements; see `counting.exponents`.
+      parameters: the same of weights.
     """
 
     taps: TapStatistics

@@ -94,7 +94,7 @@ class Report:
     """Result of `examine`. Loss scales are powers of two; `log2_...` attributes are their exponents.
 
     Attributes:
-      rows: the tensors in order of execution; the tensors of a module follow each other.
+      rows: a `TensorRow` for each tensor, in order of execution; those of a module follow each other.
       log2_scale: exponent of the loss scale in use; 0 for no loss scale.
       title: heading of the report.
       notes: limits of the examination.
@@ -143,8 +143,9 @@ class Report:
         """Returns the exponent of the loss scale at which the fewest gradients come near overflow or flush to zero.
 
         A gradient flushes if it loses over 0.1 % of its mass. Among equal scales, the scale with the least overflow is
-        taken, then the scale in use unless that is 1, then the largest, up to 2**24. Modules that fit at no scale are
-        ignored, because they stay in float32. If all gradients are zero, the result is the scale in use.
+        taken, then the scale in use unless that is 1, then the largest, from 2**-24 to 2**24. Modules whose activations
+        or weights do not fit into float16 are ignored, because they stay in float32. If all gradients are zero, the
+        result is the scale in use.
         """
         unfit = {row.layer for row in self.relevant if not row.is_scaled and row.is_damaged(0)}
         rows = [row for row in self.scaled if row.layer not in unfit] or self.scaled
@@ -187,7 +188,7 @@ class Report:
 
     @cached_property
     def negligible(self) -> frozenset[TensorRow]:
-        """Returns the biases below half of float16's last place in the result of their module."""
+        """Returns the rows of biases that are below float16's last place at the largest result of their module."""
         tops = {row.name: row.exponents.top for row in self.rows if row.kind == "activation"}
 
         def is_small_bias(row: TensorRow) -> bool:
@@ -198,7 +199,7 @@ class Report:
         return frozenset(filter(is_small_bias, self.rows))
 
     def verdict(self, row: TensorRow, log2_scale: int) -> str:
-        """Returns the verdict of a row at the loss scale 2**log2_scale; 'negligible' for a problem of a small bias."""
+        """Returns `TensorRow.verdict` of a row at 2**log2_scale, or 'negligible' for a problem of a small bias."""
         verdict = row.verdict(log2_scale)
         return "negligible" if LEVELS[verdict] in ("bad", "warn") and row in self.negligible else verdict
 

@@ -98,7 +98,7 @@ class TensorRow:
 
     @property
     def is_scaled(self) -> bool:
-        """Returns whether the tensor is proportional to the loss scale."""
+        """Returns whether the tensor is a gradient, which is proportional to the loss scale."""
         return self.kind in ("gradient", "weight gradient")
 
     def at(self, log2_scale: int) -> int:
@@ -163,7 +163,11 @@ class TensorRow:
         return dataclasses.replace(self, parts=self.parts + other.parts, executions=self.executions + other.executions)
 
     def to_json(self, recommended: int) -> dict[str, Any]:
-        """Returns the row as a dict for `Report.to_json`, which replaces numbers that are not finite."""
+        """Returns the row as a dict, in which 'float16_error' may be NaN; `Report.to_json` makes it None.
+
+        Args:
+          recommended: exponent of the loss scale at which the error of a cast to float16 is given.
+        """
         exponents = self.exponents
         return {
             "kind": self.kind,

@@ -257,7 +257,8 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
     def at_minimum(self) -> jax.Array:
         """Returns whether the scale is at its minimum, so that skipping steps does not help; a boolean scalar.
 
-        Read `state.loss_scale.at_minimum` in your own loop: there every step may be skipped without an error.
+        In your own loop, end with an error if a step was skipped although its scale was at the minimum. Else all
+        further steps may be skipped in silence.
         """
         return jnp.less_equal(self.loss_scale, self.min_loss_scale)
 

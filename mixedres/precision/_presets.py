@@ -75,7 +75,7 @@ class Precision:
 
     @property
     def wider(self) -> str | None:
-        """Returns the preset to try if numbers leave the range of the compute dtype; None if float32 has no more."""
+        """Returns the name of the bfloat16 preset, which has a wider range, for a float16 preset; None for others."""
         range_of = jnp.finfo(self.policy.compute_dtype).max  # type: ignore[no-untyped-call]
         half = range_of < jnp.finfo(jnp.bfloat16).max  # type: ignore[no-untyped-call]
         return preset_of(jnp.bfloat16, self.implementation) if half else None
@@ -87,7 +87,7 @@ class Precision:
         return autocast(fn, self.policy.compute_dtype, self.lists, level=self.level, keep_float32=self.keep_float32)
 
     def make_loss_scale(self, **dynamic: Any) -> LossScale:
-        """Returns a new loss scale of kind `loss_scale`; `dynamic` are options of `DynamicLossScale`."""
+        """Returns a new loss scale of kind `loss_scale`; `dynamic` is ignored unless that is 'dynamic'."""
         return make_loss_scale(self.loss_scale, **dynamic)
 
 

@@ -64,7 +64,7 @@ class OperationRow(Operation):
 
     @property
     def line(self) -> tuple[str, str, str]:
-        """Returns path, direction and source line, which operations that were written together share."""
+        """Returns (path, direction, source), which operations that were written together share."""
         return self.path, self.direction, self.source
 
     @property

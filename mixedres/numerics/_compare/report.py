@@ -142,7 +142,7 @@ class ErrorReport:
 
     @property
     def of_selections(self) -> float:
-        """Returns the part of the largest error that begins at selections, such as relu's derivative, as an l2 norm.
+        """Returns the part of `error` that begins at selections, such as relu's derivative; 0.0 if it is not finite.
 
         A selection rounds nothing. It takes other elements where roundings changed a comparison.
         """
@@ -153,7 +153,8 @@ class ErrorReport:
     def is_explained(self) -> bool:
         """Returns whether roundings explain the errors of the results.
 
-        A comparison changes for a fraction of the elements as large as the roundings, whose l2 norm is its root.
+        Roundings of the relative size e change a comparison for about the fraction e of the elements. If a selection
+        takes the wrong element that often, its relative l2 error is about the root of e.
         """
         if not math.isfinite(self.error):
             return False
@@ -162,7 +163,7 @@ class ErrorReport:
 
     @property
     def is_fine(self) -> bool:
-        """Returns whether roundings alone explain the errors of the results, and all of the function was compared."""
+        """Returns whether nothing `is_off`, and all of the function was compared."""
         return not (self.is_off or self.unfollowed or self._is_unknown)
 
     @property
@@ -182,7 +183,7 @@ class ErrorReport:
 
     @property
     def contributors(self) -> tuple[Contributor, ...]:
-        """Returns the source lines at which the error of the results begins, the largest share first."""
+        """Returns a `Contributor` for each `OperationRow.line` at which the error begins, the largest share first."""
         groups: dict[Any, list[OperationRow]] = defaultdict(list)
         for row in self.rows:
             groups[row.line].append(row)
@@ -245,7 +246,7 @@ class ErrorReport:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """Returns what mends the largest contributors, with the measured effect of each change; () if all is fine."""
+        """Returns changes that help, with measured effects, then others to try; () unless `is_off`."""
         if not self.is_off:
             return ()
         lines = [str(mend) for mend in self.mends]

@@ -98,7 +98,7 @@ class Exponents:
 
     @cached_property
     def size(self) -> int:
-        """Returns the number of elements."""
+        """Returns the number of counted elements, zeros, infinities and NaNs included."""
         return int(self.counts.sum(dtype=np.uint64))
 
     @cached_property
@@ -127,35 +127,41 @@ class Exponents:
         return self._end(0)
 
     def span(self) -> tuple[int, list[int]]:
-        """Returns `bottom` and the counts of the exponents from `bottom` to `top`; (0, []) if all is zero."""
+        """Returns (`bottom`, counts of the exponents from `bottom` to `top`); (0, []) if none is finite nonzero."""
         if self.bottom is None or self.top is None:
             return 0, []
         return self.bottom, self.between(self.bottom, self.top).tolist()
 
     def between(self, first: int, last: int) -> np.ndarray:
-        """Counts of the finite elements with the exponents `first` to `last`, both included."""
+        """Returns the counts of the exponents `first` to `last`, both included, from -126 to 127."""
         return self.counts[first + _BIAS : last + _BIAS + 1]
 
     def overflowing(self, log2_scale: int = 0) -> float:
-        """Returns the fraction of all elements that are finite and overflow float16 after scaling."""
+        """Returns the fraction of all elements that are finite, and overflow float16 times 2**log2_scale."""
         return self._fraction(self._finite[self._exponents + log2_scale > TOP].sum())
 
     def flushed(self, log2_scale: int = 0) -> float:
-        """Returns the fraction of all elements that are not zero and become zero in float16."""
+        """Returns the fraction of all elements that are not zero, and become zero in float16 times 2**log2_scale."""
         return self._fraction(self._finite[self._exponents + log2_scale < SMALLEST - 1].sum())
 
     def subnormal(self, log2_scale: int = 0) -> float:
-        """Returns the fraction of all elements that become subnormal in float16."""
+        """Returns the fraction of all elements that become subnormal in float16 times 2**log2_scale."""
         moved = self._exponents + log2_scale
         return self._fraction(self._finite[(moved >= SMALLEST - 1) & (moved < SMALLEST_NORMAL)].sum())
 
     def lost_mass(self, log2_scale: int = 0) -> float:
-        """Returns the fraction of the sum of all magnitudes that becomes zero in float16, for uniform mantissas."""
+        """Returns the fraction of the sum of all magnitudes that becomes zero in float16 times 2**log2_scale.
+
+        The magnitudes of an octave are taken as evenly spread over it.
+        """
         moved = self._exponents + log2_scale
         return _ratio(self._mass[moved < SMALLEST - 1].sum(), self._mass.sum())
 
     def max_safe_log2_scale(self) -> int | None:
-        """Returns the exponent of the largest scale at which all elements are finite in float16, or None."""
+        """Returns the exponent of the largest scale at which all elements stay finite in float16.
+
+        Infinities and NaNs are left out. None if no element is finite and not zero.
+        """
         return None if self.top is None else TOP - self.top
 
     def min_sufficient_log2_scale(self, fraction: float = 1e-3) -> int | None:
