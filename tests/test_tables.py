@@ -127,6 +127,13 @@ def loss_scale(initial, period, factor=2.0, minimum=2.0**-14):
     return case
 
 
+def as_flax(code):
+    for done in (1999, 2000):
+        theirs = DynamicScale(growth_interval=2000, fin_steps=jnp.int32(done)).value_and_grad(lambda x: x)(1.0)[0]
+        ours = dataclasses.replace(written(code), counter=jnp.int32(done)).adjust(True)
+        assert theirs.scale == ours.loss_scale
+
+
 def norm(code):
     close(written(code, grads=written("grad_fn(state, params, batch)[1]")), np.linalg.norm(exact()[1]))
 
@@ -196,7 +203,7 @@ def clipping(code):
 
 
 def tf32(code):
-    with written(code):
+    with written(code.removeprefix("with ").removesuffix(":")):
         assert jax.config.jax_default_matmul_precision == precision.get("tf32").matmul_precision
 
 
@@ -259,7 +266,7 @@ CASES = {
     ),
     "accelerator.save_state": save_and_restore,
     "accelerator.optimizer_step_was_skipped": was_skipped,
-    "gradient_accumulation_steps=4": several,
+    "gradient_accumulation_steps=4": both(several, None),
     "tf32=True": tf32,
     'with torch.autocast("cuda", torch.float16): loss = loss_fn(...)': half,
     "torch.bfloat16": both(lambda code: half(code, "bf16"), None, without_scale),
@@ -277,7 +284,7 @@ CASES = {
     'jmp.get_policy("params=float32,compute=float16,output=float32")': policy,
     "jmp.DynamicLossScale(2.0**15)": loss_scale(2.0**15, 2000),
     "jmp.all_finite": optimizer,
-    "DynamicScale(growth_interval=2000)": loss_scale(float(DynamicScale().scale), 2000),
+    "DynamicScale(growth_interval=2000)": as_flax,
     "dynamic_scale.value_and_grad(loss_fn)(params)": train_state,
     "jnp.where(is_fin, new, old)": both(update, selection),
     'keras.mixed_precision.set_global_policy("mixed_float16")': both(half, None),
