@@ -4,8 +4,8 @@ XLA for CPUs computes bfloat16 in float32. The library oneDNN, which jaxlib cont
 float32 sums, as GPUs do, if the processor has such instructions. XLA uses oneDNN if a program is compiled with
 `COMPILER_OPTIONS`, but only for convolutions of a plain form. The gradients that JAX derives have another form: a
 reversed kernel, a dilated map. `convolution` has gradients in the plain form: the gradient of the map is a convolution
-with an explicitly reversed kernel. The gradient of the kernel is JAX's, in pieces of the batch, or one product for each
-place of the kernel.
+with an explicitly reversed kernel, or, for a stride of 2, four with parts of the kernel. The gradient of the kernel is
+JAX's, in pieces of the batch, or one product for each place of the kernel.
 
 docs/performance.md has the measurements behind `is_faster`.
 """
