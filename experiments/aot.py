@@ -98,6 +98,7 @@ def compile_step(case: Case) -> tuple[Any, set[int]]:
     experiment = plan(parse_flags(case.arguments).config).experiment
     devices = GPUS[case.gpu].devices(case.devices)
     experiment = dataclasses.replace(experiment, mesh=make_mesh(devices), batch_size=case.batch * case.devices)
+    experiment = experiment.in_precision(experiment.precision)  # the network for these devices, not for the CPU
     shapes = steps.variable_shapes(experiment)
     if case.prediction:
         chosen, source = experiment.precision, experiment.source

@@ -128,11 +128,11 @@ def for_platform(model: Network, platform: str, compute_dtype: DType, count: int
       compute_dtype: dtype of the convolutions, which a graph rewrite may change.
       count: steps of training, or images to predict.
     """
-    if platform != "cpu" or not isinstance(model, ResNet):
+    if not isinstance(model, ResNet):
         return model
     # A graph rewrite leaves XLA the float16 convolutions, which oneDNN computes slowly.
     is_slow = _is_float16(compute_dtype) and not _is_float16(model.policy.compute_dtype)
-    return model.clone(use_onednn=onednn.is_faster(compute_dtype, count) and not is_slow)
+    return model.clone(use_onednn=platform == "cpu" and onednn.is_faster(compute_dtype, count) and not is_slow)
 
 
 def _is_float16(dtype: DType) -> bool:

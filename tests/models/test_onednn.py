@@ -141,6 +141,7 @@ def test_commands_use_onednn_where_it_was_measured_to_be_faster(monkeypatch):
     model = create("resnet18", num_classes=2, **get("bf16").network_options)
     used = for_platform(model, "cpu", jnp.bfloat16, 1000)
     assert used.use_onednn and compiler_options(used, "cpu") == onednn.COMPILER_OPTIONS
+    assert not for_platform(used, "gpu", jnp.float32, 1000).use_onednn  # a network that a CPU has built
     assert not compiler_options(used, "gpu") and not compiler_options(model, "cpu")
     of = {name: create("resnet18", num_classes=2, **get(name).network_options) for name in ("fp16", "fp16_rewrite")}
     cast, rewritten = (for_platform(model, "cpu", jnp.float16, 1000) for model in of.values())

@@ -8,7 +8,6 @@ zeros.
 import jax
 import jax.numpy as jnp
 
-from mixedres._internal.tree import at_least_float32
 from mixedres.models.operations import pads
 
 # {rows of padding before a map: for even rows, and for odd rows: (row in a window, place of the window among the padded
@@ -28,8 +27,7 @@ def max_pool(x: jax.Array, padding: str) -> tuple[jax.Array, jax.Array]:
       the maximum. A NaN in a window is its maximum.
     """
     around = [pads(extent, 3, 2, padding) for extent in x.shape[1:3]]
-    # In float32: of selections by comparisons of half precision, XLA for CPUs makes a branch for each value.
-    padded = jnp.pad(x.astype(at_least_float32(x.dtype)), ((0, 0), *around, (0, 0)), constant_values=-jnp.inf)
+    padded = jnp.pad(x, ((0, 0), *around, (0, 0)), constant_values=-jnp.inf)
     rows, columns = -(-x.shape[1] // 2), -(-x.shape[2] // 2)
 
     def value(k: int) -> jax.Array:
@@ -41,7 +39,7 @@ def max_pool(x: jax.Array, padding: str) -> tuple[jax.Array, jax.Array]:
     for k in range(1, 9):
         where = jnp.where(value(k) > largest, jnp.uint8(k), where)
         largest = jnp.maximum(largest, value(k))
-    return largest.astype(x.dtype), where
+    return largest, where
 
 
 def unpool(g: jax.Array, where: jax.Array, shape: tuple[int, ...], padding: str) -> jax.Array:

