@@ -128,6 +128,7 @@ def loss_scale(initial, period, factor=2.0, minimum=2.0**-14):
 
 
 def as_flax(code):
+    loss_scale(float(DynamicScale().scale), 2001)(code)
     for done in (1999, 2000):
         theirs = DynamicScale(growth_interval=2000, fin_steps=jnp.int32(done)).value_and_grad(lambda x: x)(1.0)[0]
         ours = dataclasses.replace(written(code), counter=jnp.int32(done)).adjust(True)

@@ -43,8 +43,7 @@ def find_state(tree: PyTree) -> LossScaledState:
       TypeError: if `tree` contains no such state.
       ValueError: if `tree` contains several.
     """
-    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, LossScaledState))
-    found = [x for x in leaves if isinstance(x, LossScaledState)]
+    found = states_in(tree)
     if not found:
         raise TypeError(
             f"no LossScaledState is in the given {type(tree).__name__}; pass the state of a precision.loss_scaled "
@@ -60,6 +59,12 @@ def find_state(tree: PyTree) -> LossScaledState:
     return state
 
 
+def states_in(tree: PyTree) -> list[LossScaledState]:
+    """Returns all states of `loss_scaled` in a pytree."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, LossScaledState))
+    return [x for x in leaves if isinstance(x, LossScaledState)]
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ScaledGradients:
@@ -69,9 +74,8 @@ class ScaledGradients:
         assert (grads.unscaled()["w"] == w).all()
 
     A pytree. Linear maps keep the scale right: sums and means over microbatches or devices, products with a number
-    other than 0.
-    After other maps, such as clipping, and for sums of gradients with different scales, the scale is NaN, and
-    `loss_scaled` skips the step. A global norm of scaled gradients is infinite.
+    other than 0. After other maps, such as clipping, and for sums of gradients with different scales, the scale is NaN,
+    and `loss_scaled` skips the step. A global norm of scaled gradients is infinite.
 
     Attributes:
       tree: the scaled gradients.

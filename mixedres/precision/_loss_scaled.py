@@ -11,7 +11,7 @@ import optax
 from mixedres._internal.tree import is_inexact
 from mixedres._internal.types import DType, Function, Params, PyTree
 from mixedres.amp import ListsLike, autocast, half_dtype
-from mixedres.precision._gradients import LossScaledState, ScaledGradients, scaled, scaled_gradients_in
+from mixedres.precision._gradients import LossScaledState, ScaledGradients, scaled, scaled_gradients_in, states_in
 from mixedres.precision._loss_scale import LossScale, NoOpLossScale, divide, make_loss_scale, register_with_flax
 
 
@@ -54,9 +54,8 @@ def loss_scaled(
 
     Raises:
       TypeError: where `tx` is no optax transformation or `loss_scale` none of the three; by `init`, for a `tx` that is
-        loss-scaled already; by `update`, for gradients
-        without a scale (except with `NoOpLossScale`), for a state that is not from its `init`, a `value` that is no
-        scalar, a `grad` unlike the gradients, and functions as above.
+        loss-scaled already; by `update`, for gradients without a scale (except with `NoOpLossScale`), for a state that
+        is not from its `init`, a `value` that is no scalar, a `grad` unlike the gradients, and functions as above.
     """
     if not (hasattr(tx, "init") and hasattr(tx, "update")):
         raise TypeError(f"the first argument must be an optax transformation, got {tx!r}")
@@ -70,7 +69,7 @@ def loss_scaled(
     def init(params: Params) -> LossScaledState:
         register_with_flax()
         inner_state = inner.init(params)
-        if any(map(_is_state, jax.tree.leaves(inner_state, is_leaf=_is_state))):
+        if states_in(inner_state):
             raise TypeError("the optimizer is loss-scaled already; give loss_scaled the optimizer inside, such as adam")
         # A copy: a step that donates its state would otherwise delete the caller's loss scale.
         return LossScaledState(
@@ -104,10 +103,6 @@ def loss_scaled(
         return updates, LossScaledState(inner_state, state.loss_scale.adjust(finite), finite)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _is_state(x: object) -> bool:
-    return isinstance(x, LossScaledState)
 
 
 def _with_scale(grads: PyTree, loss_scale: LossScale, what: str) -> ScaledGradients:

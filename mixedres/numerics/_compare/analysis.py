@@ -77,8 +77,8 @@ class OperationRow(Operation):
     def grows(self) -> bool:
         """Returns whether the error of a running sum grows a little in each iteration of a loop.
 
-        It is an addition or subtraction in which over 20 % of the results' error begins, and the error against the
-        float32 program is over 8 times the largest error that one iteration adds.
+        Two conditions must hold for an addition or subtraction: over 20 % of the error of the results begins there, and
+        `accumulated` is over 8 times the largest `own` error of an iteration.
         """
         largest = max((own for _, own, _ in self.iterations), default=math.inf)
         sums = self.primitive in ("add", "sub", "add_any")
