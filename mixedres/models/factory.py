@@ -130,22 +130,21 @@ def for_platform(model: Network, platform: str, compute_dtype: DType, count: int
     """
     if not isinstance(model, ResNet):
         return model
-    # A graph rewrite leaves XLA the float16 convolutions, which oneDNN computes slowly.
-    is_slow = _is_float16(compute_dtype) and not _is_float16(model.policy.compute_dtype)
-    return model.clone(use_onednn=platform == "cpu" and onednn.is_faster(compute_dtype, count) and not is_slow)
-
-
-def _is_float16(dtype: DType) -> bool:
-    return jnp.dtype(dtype) == jnp.float16
+    # The network does not see the convolutions that a graph rewrite makes, so it cannot compute them in float32.
+    is_rewritten = jnp.dtype(model.policy.compute_dtype) != jnp.dtype(compute_dtype)
+    is_fast = not is_rewritten or onednn.multiplies(compute_dtype) or onednn.widens(compute_dtype)
+    return model.clone(use_onednn=platform == "cpu" and is_fast and onednn.is_faster(compute_dtype, count))
 
 
 def compiler_options(model: Network, platform: str) -> dict[str, Any]:
     """Returns the options of `jax.jit` for the programs of a network; `platform` is the platform of their device."""
     if not isinstance(model, ResNet) or not model.use_onednn or platform != "cpu":
         return {}
-    # XLA would leave out the rounding of float16 values that are computed with in float32.
-    rounds = {"xla_allow_excess_precision": False} if _is_float16(model.policy.compute_dtype) else {}
-    return onednn.COMPILER_OPTIONS | rounds
+    if onednn.multiplies(model.policy.compute_dtype) and onednn.multiplies(jnp.bfloat16):
+        return onednn.COMPILER_OPTIONS
+    # XLA would leave out the rounding of half-precision values that are computed with in float32. A float32 network has
+    # such values where a graph rewrite makes them.
+    return onednn.COMPILER_OPTIONS | {"xla_allow_excess_precision": False}
 
 
 def _check(model: ResNet) -> None:

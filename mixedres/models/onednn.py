@@ -50,8 +50,7 @@ _PIECE = 2**20
 def is_faster(compute_dtype: DType, count: int) -> bool:
     """Returns whether oneDNN makes a ResNet faster on this machine's CPUs.
 
-    Measured with JAX 0.12 on a Xeon with AMX and an EPYC with AVX512_BF16 alone. oneDNN's own float16 is up to four
-    times slower, so that float16 is computed in float32 and rounded.
+    Measured with JAX 0.12 on a Xeon with AMX, an EPYC with AVX512_BF16 alone, and an EPYC with AVX2 alone.
 
     Args:
       compute_dtype: dtype of the convolutions.
@@ -59,12 +58,24 @@ def is_faster(compute_dtype: DType, count: int) -> bool:
     """
     if count < _MANY or jax.__version_info__ < _FIRST_JAX or platform.machine() not in ("x86_64", "AMD64"):
         return False
-    if not _is_known():
-        return False
-    dtype = jnp.dtype(compute_dtype)
-    if dtype == jnp.bfloat16:
-        return _has_bfloat16()
-    return dtype in (jnp.float32, jnp.float16)
+    return _is_known() and jnp.dtype(compute_dtype) in (jnp.float32, jnp.float16, jnp.bfloat16)
+
+
+def multiplies(dtype: DType) -> bool:
+    """Returns whether oneDNN is fast with operands of this dtype on this machine's processor.
+
+    Networks compute other half-precision convolutions in float32 and round the results.
+    """
+    dtype = jnp.dtype(dtype)
+    return dtype == jnp.float32 or (dtype == jnp.bfloat16 and "avx512_bf16" in _instructions())
+
+
+def widens(dtype: DType) -> bool:
+    """Returns whether XLA computes convolutions of a half-precision dtype in float32, and so can use oneDNN for them.
+
+    With AVX-512, XLA gives them to oneDNN as they are, which takes up to four times as long in float16.
+    """
+    return not multiplies(dtype) and "avx512f" not in _instructions()
 
 
 @cache
@@ -78,12 +89,12 @@ def _is_known() -> bool:
 
 
 @cache
-def _has_bfloat16() -> bool:
-    """Returns whether the processor multiplies bfloat16; False if the system is not Linux."""
+def _instructions() -> frozenset[str]:
+    """Returns the names of the processor's instruction sets; none if the system is not Linux."""
     try:
-        return "avx512_bf16" in _CPUINFO.read_text()
+        return frozenset(_CPUINFO.read_text().split())
     except OSError:
-        return False
+        return frozenset()
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))

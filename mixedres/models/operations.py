@@ -78,8 +78,10 @@ def convolution(
     if x.ndim != 4:  # XLA's convolution raises the error
         return xla_convolution(x, kernel, stride, ((0, 0), (0, 0)), precision)
     around = tuple(pads(extent, kernel.shape[0], stride, padding) for extent in x.shape[1:3])
-    on_cpu = _form_for_cpus(x, kernel, stride, around, use_onednn=use_onednn and x.dtype == jnp.bfloat16)
-    if use_onednn and x.dtype == jnp.float16:
+    in_float32 = use_onednn and not onednn.multiplies(x.dtype)
+    in_bfloat16 = use_onednn and x.dtype == jnp.bfloat16 and not in_float32
+    on_cpu = _form_for_cpus(x, kernel, stride, around, use_onednn=in_bfloat16)
+    if in_float32:
         on_cpu = partial(_in_float32, on_cpu)
     if on_cpu is xla_convolution:
         return xla_convolution(x, kernel, stride, around, precision)
