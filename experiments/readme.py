@@ -3,7 +3,7 @@
 python -m experiments.readme
 
 Nothing in them is typed by hand. README.md gets one table, the accuracy of every preset. docs/results.md gets four
-pictures, each with a folded table: accuracy (evidence_cluttered.json), speed beside PyTorch (versus_cpu_amx_*.json),
+pictures, each with a folded table: accuracy (evidence_*.json), speed beside PyTorch (versus_cpu_amx_*.json),
 programs of other libraries (third_party_float16.json) and bytes of a step (aot_h200.json). Where benchmark_*.json or
 gpu_*.json has GPUs, the page gets their speed too. The picture of the accuracy is also the picture of README.md.
 """
@@ -15,6 +15,7 @@ import pathlib
 import statistics
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from experiments.evidence import view as evidence
@@ -27,28 +28,60 @@ ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
 README, PAGE, IMAGES = ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "images"
 BEGIN, END = "<!-- results: made by python -m experiments.readme -->", "<!-- end of the results -->"
-NETWORKS = {"resnet50": "ResNet-50", "resnet18": "ResNet-18", "cifar_resnet20": "ResNet-20"}
+NETWORKS = {
+    "resnet50": "ResNet-50",
+    "resnet18": "ResNet-18",
+    "cifar_resnet20": "ResNet-20",
+    "cifar_resnet8": "ResNet-8",
+}
+DATA = {"cluttered_digits": "cluttered digits", "idx": "Fashion-MNIST"}
+# The comparison of presets that README.md and the page show.
+EVIDENCE = "evidence_cluttered"
 PYTORCH = ("PyTorch, eager", "PyTorch, compiled")
 
 
 def summary() -> str:
     """Returns the table of README.md, one row a preset, and where its numbers come from."""
-    result = _read("evidence_cluttered")
-    low, high = next(row for row in result["rows"] if row["is_floor"])["top1"]["single"]
+    result = _read(EVIDENCE)
     rows = [row for row in result["rows"] if row["case"] in PRESETS]
     head = ["preset", "runs", "test top-1", "difference to fp32, points (95 % interval)", "skipped steps"]
     cells = ([f"`{row['case']}`", str(row["n"]), *_trained_cells(row)] for row in rows)
     text = (
-        f"A ResNet-20 on cluttered digits ({_where(result)}). 95 % of float32 runs change by less than the gray band, "
-        f"{low:+.2f} to {high:+.2f} points, if only the order of sums changes, so smaller differences mean nothing. "
-        "A run is a seed. Presets have 23 to 40 of them, and each is compared with float32 on its own seeds."
+        f"{_task(result)} ({_where(result)}). A run is a seed, and is compared with float32 on the same seed. "
+        f"{_verdict(rows)} {_single_run(result)}"
     )
     return "\n".join([*runs.markdown(head, cells), "", text, "", *map(speed_up, _timed())])
 
 
+def _task(result: dict[str, Any]) -> str:
+    return f"A {NETWORKS[result['model']]} on {DATA[result['data']]}"
+
+
+def _verdict(rows: Iterable[dict[str, Any]]) -> str:
+    """Returns a sentence on which presets are equivalent to float32 in top-1 and in cross-entropy."""
+    compared = [row for row in rows if row["pairs"]]
+    margins = f"{evidence.MARGINS['top1']} points of top-1, and within {evidence.MARGINS['loss']} of cross-entropy"
+    missed = [row["case"] for row in compared if not all(evidence.is_equivalent(row, k) for k in evidence.FIGURES)]
+    if not missed:
+        return f"All presets are equivalent to float32: their 95 % intervals lie within {margins}."
+    others = len(compared) - len(missed)
+    return (
+        f"{others} of {len(compared)} presets are equivalent to float32: their 95 % intervals lie within {margins}. "
+        f"Not shown for {', '.join(missed)}."
+    )
+
+
+def _single_run(result: dict[str, Any]) -> str:
+    low, high = next(row for row in result["rows"] if row["is_floor"])["top1"]["single"]
+    return (
+        f"One run of yours will vary by more: if only the order of sums changes, 95 % of float32 runs change by "
+        f"{low:+.2f} to {high:+.2f} points."
+    )
+
+
 def page() -> str:
     """Returns docs/results.md."""
-    parts = ["# Results", INTRO, "## Accuracy", accuracy(_read("evidence_cluttered"))]
+    parts = ["# Results", INTRO, "## Accuracy", accuracy(_read(EVIDENCE))]
     parts += ["## Speed beside PyTorch", speed_beside_pytorch()]
     parts += ["## Speed on a GPU", *map(speed, _timed())]
     parts += ["## Programs of other libraries", other_programs(_read("third_party_float16"))]
@@ -62,26 +95,41 @@ experiments.readme` writes this page from the files in `experiments/results`."""
 
 
 def accuracy(result: dict[str, Any]) -> str:
-    """Returns the presets on cluttered digits beside the noise of float32."""
-    low, high = next(row for row in result["rows"] if row["is_floor"])["top1"]["single"]
+    """Returns the presets beside float32, and the margin of equivalence."""
     failed = next(row for row in result["rows"] if row["loss_scale"])
     digits = [one["difference_top1"]["mean"] for one in _read("sweep_precision")["variants"] if one["difference_top1"]]
     head = ["preset", "runs", "difference in top-1, points (95 % interval)", "difference in cross-entropy"]
     shown = [row for row in result["rows"] if row["pairs"] and row is not failed]
-    figures = (("top1", 2), ("loss", 4))
-    cells = [[row["case"], str(row["n"]), *(evidence.difference(row[k], n) for k, n in figures)] for row in shown]
+    cells = [
+        [row["case"], str(row["n"]), *(evidence.difference(row[k], n) for k, (_, n) in evidence.FIGURES.items())]
+        for row in shown
+    ]
     return "\n\n".join(
         [
-            "Every interval lies inside the gray band: no preset costs more accuracy than rounding does in float32.",
+            _verdict(row for row in shown if not row["is_floor"]),
             _picture("accuracy", "Difference of each preset to float32 in test top-1, with 95 % intervals"),
-            f"The network is {result['model']} on {result['data'].replace('_', ' ')}. Its top-1 in float32 is "
-            f"{result['rows'][0]['top1']['mean']:.1f} %. The intervals hold for other seeds and other digits. The gray "
-            f"band, {low:+.2f} to {high:+.2f} points, is the [noise of float32](glossary.md#noise-of-float32). The "
-            f"negative control, a loss scale of 2⁻¹⁰, fails as it must ({failed['top1']['mean']:.0f} %). On the plain "
-            f"digits the differences of four presets are {min(digits):+.2f} to {max(digits):+.2f} points (5 seeds).",
+            f"{_task(result)}: top-1 in float32 is {result['rows'][0]['top1']['mean']:.1f} %. The intervals hold for "
+            "other seeds and other test images. The gray band is the [margin](glossary.md#equivalent-to-float32) of "
+            f"{evidence.MARGINS['top1']} points, which was fixed after these runs. "
+            f"{_single_run(result)} The negative control, a loss scale of 2⁻¹⁰, fails as it "
+            f"must ({failed['top1']['mean']:.0f} %). On the plain digits the differences of four presets are "
+            f"{min(digits):+.2f} to {max(digits):+.2f} points (5 seeds).",
+            *_real_differences(shown),
             _folded("The table", runs.markdown(head, cells), f"`{result['command']}`, {_where(result)}"),
         ]
     )
+
+
+def _real_differences(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Returns a sentence on intervals that do not contain zero; none if there are no such intervals."""
+    names = {"top1": "top-1", "loss": "cross-entropy"}
+    found = [
+        f"{row['case']} in {names[figure]}, {evidence.difference(row[figure], decimals)}"
+        for row in rows
+        for figure, (_, decimals) in evidence.FIGURES.items()
+        if row[figure]["interval"] and row[figure]["interval"][0] * row[figure]["interval"][1] > 0
+    ]
+    return [f"Differences whose intervals do not contain zero: {'; '.join(found)}."] if found else []
 
 
 def speed_beside_pytorch() -> str:
@@ -237,7 +285,7 @@ def pictures() -> dict[str, tuple[Callable[[list[dict[str, Any]]], plots.plt.Fig
     """Returns, by the name of a picture, the function that draws it and its rows."""
     compared = [row for name in _names("versus_cpu_amx_") for row in _beside_pytorch(_read(name))]
     return {
-        "accuracy": (plots.presets, _read("evidence_cluttered")["rows"]),
+        "accuracy": (partial(plots.presets, margin=evidence.MARGINS["top1"]), _read(EVIDENCE)["rows"]),
         "speed": (plots.peers, [row for row in compared if row["pass"] == "training"]),
         "programs": (plots.programs, _read("third_party_float16")["rows"]),
         "bytes": (plots.step_bytes, _compiled(_read("aot_h200"))),

@@ -1,7 +1,7 @@
 """Makes a page of the results of a sweep: tables with intervals, curves, and "with mixed precision / without".
 
 python -m experiments.report runs/sweeps/precision
-python -m experiments.report --evidence runs/sweeps/cluttered     (image by image; --evidence --help explains it)
+python -m experiments.report --evidence runs/sweeps/fashion_mnist    (image by image; --evidence --help explains it)
 
 Writes report.html (one file with its images inside), report.md and plots/*.png, *.svg into the sweep's directory, and
 with --name=NAME the numbers and two of the images to experiments/results/sweep_NAME*.

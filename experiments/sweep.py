@@ -212,7 +212,7 @@ def _write_sweep(sweep: plan.Sweep, out: pathlib.Path, more: dict[str, Any]) -> 
     """Writes sweep.json, unless another driver of the same sweep does so at this moment."""
     told = {name: getattr(sweep, name) for name in ("question", "base", "overrides", "baseline")}
     with contextlib.suppress(BlockingIOError), lock(out / ".lock.sweep"):
-        write_json(out / SWEEP, stamped(told | more))
+        write_json(out / SWEEP, stamped(told | {"commit": runs.commit()} | more))
 
 
 def _claim(out: pathlib.Path, *, shared: bool) -> Any:

@@ -66,6 +66,7 @@ class Results:
 
     question: str
     command: str
+    commit: str  # of the code that trains; '' if it is not known
     baseline: dict[str, Any]
     variants: list[Variant]
     notes: list[str]
@@ -122,7 +123,7 @@ def read(directory: pathlib.Path) -> Results:
     notes += [f"{len(names)} {state}: {listed(names, 8, '; ')}" for state, names in missing.items()]
     if not variants:
         raise ConfigError(f"none of the runs in {directory} is finished; start experiments.sweep again")
-    told = sweep.get("question", ""), sweep.get("command", ""), sweep.get("baseline", {})
+    told = *(sweep.get(name, "") for name in ("question", "command", "commit")), sweep.get("baseline", {})
     return Results(*told, list(variants.values()), notes)
 
 
@@ -162,6 +163,7 @@ def document(results: Results) -> dict[str, Any]:
     return {
         "question": results.question,
         "sweep": results.command,
+        "commit": results.commit,
         "model": first["model"],
         "data": first["data"],
         "date": max(summary["date"] for summary in summaries),

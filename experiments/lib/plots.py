@@ -148,46 +148,6 @@ def _row_for_every_variant(
     return figure, left, right
 
 
-def evidence(rows: list[dict], title: str) -> plt.Figure:
-    """Differences to the baseline in top-1 and cross-entropy with their intervals, over the floor as a band."""
-    shown = [row for row in rows if row["pairs"]]
-    figure, panels = plt.subplots(1, 2, figsize=(9, 1.2 + 0.36 * len(shown)), sharey=True, layout="constrained")
-    for panel, (figure_name, unit) in zip(panels, (("top1", "points of top-1"), ("loss", "nats")), strict=True):
-        for index, row in enumerate(shown):
-            one = row[figure_name]
-            if row["is_floor"] and one["single"]:
-                panel.axvspan(*one["single"], color="gray", alpha=0.2, linewidth=0)
-            if one["interval"]:
-                panel.plot(one["interval"], [index, index], color=f"C{index}", linewidth=2)
-            panel.plot([one["mean_difference"]], [index], "o", color=f"C{index}", markersize=5)
-        panel.axvline(0, color="black", linewidth=0.8)
-        # A case that fails would make the others a line: it is told in its place.
-        small = [end for row in shown for end in row[figure_name]["interval"] or () if not row["loss_scale"]]
-        if small:
-            floor = [end for row in shown for end in row[figure_name]["single"] or () if row["is_floor"]]
-            room = max(1.6 * max(map(abs, small)), *(1.15 * abs(end) for end in floor), 1e-9)
-            panel.set_xlim(-room, room)
-            for index, row in enumerate(shown):
-                if abs(row[figure_name]["mean_difference"]) > room:
-                    panel.annotate(f"{row[figure_name]['mean_difference']:+.3g}", (0.02 * room, index), va="center")
-        panel.set(xlabel=unit)
-    panels[0].set_yticks(range(len(shown)), [row["case"] for row in shown])
-    panels[0].invert_yaxis()
-    figure.suptitle(f"{title} Difference to float32; gray: rounding alone, single runs", fontsize=9)
-    return figure
-
-
-def samples(images: np.ndarray, labels: np.ndarray, title: str) -> plt.Figure:
-    """Gray images with their labels, eight in a row; `images` is (n, side, side, 1) uint8."""
-    figure, panels = plt.subplots(len(images) // 8, 8, figsize=(7, 1.05 * len(images) / 8), layout="constrained")
-    for panel, image, label in zip(panels.flat, images, labels, strict=True):
-        panel.imshow(image[..., 0], cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-        panel.set_title(str(label), fontsize=7, pad=2)
-        panel.axis("off")
-    figure.suptitle(title, fontsize=9)
-    return figure
-
-
 def rates(by_batch: dict[str, list[dict]]) -> plt.Figure:
     """Images per second of every preset and form, a line each, over the batch size."""
     figure, panel = plt.subplots(figsize=(7, 4), layout="constrained")
@@ -231,27 +191,28 @@ NARROW = {"font.size": 11, "figure.dpi": 160}
 
 
 @plt.rc_context(NARROW)
-def presets(rows: list[dict[str, Any]]) -> plt.Figure:
-    """Differences of each preset to float32 in top-1 with their intervals, over the noise of float32 as a band.
+def presets(rows: list[dict[str, Any]], margin: float) -> plt.Figure:
+    """Differences of each preset to float32 in top-1 with their intervals, over the margin of equivalence as a band.
 
     Args:
-        rows: of evidence_cluttered.json; a case that must fail is left out.
+        rows: of evidence_*.json; a case that must fail is left out.
+        margin: half the width of the band, in points.
     """
     shown = [row for row in rows if row["pairs"] and not row["loss_scale"]]
     figure, panel = plt.subplots(figsize=(4.4, 1.1 + 0.36 * len(shown)), layout="constrained")
+    panel.axvspan(-margin, margin, color="gray", alpha=0.2, linewidth=0)
     for index, row in enumerate(shown):
-        one = row["top1"]
-        if row["is_floor"]:
-            panel.axvspan(*one["single"], color="gray", alpha=0.2, linewidth=0)
-        color = "black" if row["is_floor"] else "C0"
-        panel.plot(one["interval"], [index, index], color=color, linewidth=2.5)
+        one, color = row["top1"], "black" if row["is_floor"] else "C0"
+        if one["interval"]:
+            panel.plot(one["interval"], [index, index], color=color, linewidth=2.5)
         panel.plot([one["mean_difference"]], [index], "o", color=color, markersize=7)
     panel.axvline(0, color="black", linewidth=0.8)
     names = ["fp32, reordered" if row["is_floor"] else row["case"] for row in shown]
     panel.set_yticks(range(len(shown)), names)
     panel.invert_yaxis()
-    panel.set_title("gray: noise of float32", fontsize=11, loc="right", color="dimgray")
-    panel.set(xlabel="difference in top-1, points", xticks=(-0.8, -0.4, 0, 0.4, 0.8))
+    panel.set_title(f"gray: within {margin:g} points", fontsize=11, loc="right", color="dimgray")
+    panel.set(xlabel="difference in top-1, points")
+    panel.locator_params(axis="x", nbins=5)
     return figure
 
 

@@ -17,6 +17,7 @@ from mixedres._internal.errors import ConfigError
 
 # A command that runs others gathers their results elsewhere.
 RESULTS = pathlib.Path(os.environ.get("EXPERIMENTS_RESULTS") or pathlib.Path(__file__).parents[1] / "results")
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def run(arguments: list[str], workdir: pathlib.Path) -> dict[str, Any]:
@@ -53,6 +54,15 @@ def write(name: str, results: dict[str, Any]) -> pathlib.Path:
     header["glibc_tunables"] = os.environ.get("GLIBC_TUNABLES", "")
     path.write_text(json.dumps(header | results, indent=2) + "\n")
     return path
+
+
+def commit(checkout: pathlib.Path = ROOT) -> str:
+    """Returns the hash of the newest commit in a checkout's folder; '' without Git."""
+    command = ["git", "-C", str(checkout), "log", "-1", "--format=%H", "--", "."]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
 
 
 def one_line(error: Exception) -> str:

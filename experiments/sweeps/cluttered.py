@@ -2,7 +2,7 @@
 
 XLA_FLAGS=--xla_force_host_platform_device_count=2 python -m experiments.sweep --sweep=experiments/sweeps/cluttered.py
 --jobs=2
-python -m experiments.report --evidence runs/sweeps/cluttered --doctor
+python -m experiments.report --evidence runs/sweeps/cluttered --name=cluttered --doctor
 
 Seed by seed all runs begin with the same weights and see the same images. 'fp32' on two devices, with batch statistics
 over both, computes the same in another order of summation: what differs is rounding. A loss scale of 2**-10 must fail,

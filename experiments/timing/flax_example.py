@@ -11,7 +11,6 @@ import importlib
 import importlib.machinery
 import pathlib
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -197,9 +196,5 @@ def versions(checkout: pathlib.Path | None) -> dict[str, str]:
     """{'flax_example': commit} of the checkout; empty where there is none."""
     if checkout is None:
         return {}
-    command = ["git", "-C", str(checkout), "log", "-1", "--format=%H", "--", "."]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:
-        found = ""
+    found = runs.commit(checkout)
     return {"flax_example": found} if found else {}

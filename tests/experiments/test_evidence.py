@@ -12,6 +12,8 @@ from experiments import report, sweep
 from experiments.evidence import clusters, outcomes
 from experiments.evidence import view as evidence
 from experiments.lib import runs
+from experiments.lib.comparison import Results, Variant
+from mixedres._internal.errors import ConfigError
 
 
 def made(rng, seeds, count, draws, of_seed=0.0, of_cluster=0.0, of_draw=1.0):
@@ -86,8 +88,28 @@ def test_earlier_evidence_is_added_row_by_row():
     assert (both["n"], both["pairs"], both["skipped_steps"], sorted(both["seeds"])) == (9, 9, 2, list(range(9)))
     assert both["top1"]["mean_difference"] == pytest.approx(values.mean())
     assert evidence.untold(both, "loss") == evidence.untold(found[1], "loss") + evidence.untold(earlier[0], "loss")
-    evidence.judge(list(joined.values()))
-    assert both["top1"]["within_floor"] is None
+
+
+@pytest.mark.parametrize(
+    "interval, equivalent", [((-0.25, 0.1), True), ((-0.26, 0.1), False), ((0.2, 0.3), False), (None, None)]
+)
+def test_preset_is_equivalent_if_its_interval_lies_within_the_margin(interval, equivalent):
+    assert evidence.is_equivalent({"top1": {"interval": interval}}, "top1") is equivalent
+    assert evidence.is_equivalent({"loss": {"interval": (-0.0101, 0.0)}}, "loss") is False
+    assert evidence.is_equivalent({"top1": {}}, "top1") is None  # the baseline
+
+
+def test_seed_counts_if_all_cases_have_finished_it():
+    def results(**seeds):
+        variants = [
+            Variant(name, {"precision.loss_scale": 0.5} if name == "fails" else {}, {}, dict.fromkeys(own))
+            for name, own in seeds.items()
+        ]
+        return Results("", "", "", {}, variants, [])
+
+    assert evidence.whole_seeds(results(fp32=[2, 0, 1], fp16=[1, 2, 3], fails=[7])) == [1, 2]
+    with pytest.raises(ConfigError, match="no seed has finished all cases"):
+        evidence.whole_seeds(results(fp32=[0], fp16=[1]))
 
 
 SWEEP = """
