@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -227,7 +228,8 @@ def replicated(fn: Callable[..., Any], *args: Any) -> Any:
 def source_line(eqn: Equation) -> str:
     """Returns 'file:line (function)' of the code that wrote `eqn`: the innermost frame outside installed packages.
 
-    If there is no such frame, the innermost frame outside JAX counts. The result is '' if JAX knows none.
+    If there is no such frame, the innermost frame outside JAX counts. The result is '' if JAX knows none. In a notebook
+    the file is the cell, such as 'Cell In[3]'.
     """
     traceback = eqn.source_info.traceback
     if traceback is None:
@@ -237,8 +239,14 @@ def source_line(eqn: Equation) -> str:
     own = [frame for frame in outside_jax if not any(part in frame[0].co_filename for part in _INSTALLED)]
     for code, offset in (own or outside_jax)[:1]:
         frame = source_info_util.raw_frame_to_frame(code, offset)
-        return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+        return f"{_cell(frame.file_name) or frame.file_name}:{frame.start_line} ({frame.function_name})"
     return ""
+
+
+def _cell(file_name: str) -> str:
+    """Returns IPython's name of the cell that has this temporary file; '' for other files."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return " ".join(shell.compile.format_code_name(file_name) or ()) if shell else ""
 
 
 def name_stack(eqn: Equation) -> str:

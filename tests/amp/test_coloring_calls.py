@@ -1,6 +1,8 @@
 """Colors across loops, branches and calls, at the borders of a program, and of values that are no float32."""
 
 import json
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -171,6 +173,16 @@ def test_report_counts_conversions_and_colors():
     assert (document["casts_down"], document["dtype"]) == (3, "float16")
     assert [d["dtype"] for d in document["decisions"]] == [str(d.dtype) for d in report.decisions]
     assert document["decisions"][0]["in_dtypes"] == ["float16", "float16"]
+
+
+def test_decision_names_the_cell_of_a_notebook(monkeypatch):
+    class Shell:  # the part of IPython's shell that names cells
+        compile = types.SimpleNamespace(format_code_name={__file__: ("Cell", "In[3]")}.get)
+
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=Shell))
+    assert explain(dot)(X).decisions[0].source.startswith("Cell In[3]:")
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: None))  # no notebook
+    assert "test_coloring_calls.py:" in explain(dot)(X).decisions[0].source
 
 
 def test_decision_names_the_source_line():
