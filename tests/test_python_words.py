@@ -15,6 +15,7 @@ from mixedres._internal.errors import ConfigError
             "go on with --config.data.dir=photos --config.optimizer.nesterov=false, or remove that run with --clean",
             'go on with {"data.dir": "photos", "optimizer.nesterov": False}, or remove that run with clean=True',
         ),
+        ("such as --config.schedule.boundaries=30,60.", 'such as {"schedule.boundaries": (30, 60)}.'),
         ("--workdir=/a/b is in use; name another --workdir", 'workdir="/a/b" is in use; name another workdir'),
         ("a smaller --config.batch_size, --config.microbatches=2", 'a smaller "batch_size", {"microbatches": 2}'),
         ("--config=imagenet:fp16,recipe=lars: no", 'recipe="imagenet:fp16,recipe=lars": no'),

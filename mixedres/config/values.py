@@ -120,9 +120,13 @@ def _assign(config: ConfigDict, path: str, value: object) -> None:
     try:
         config[name] = value
     except (TypeError, ValueError, OverflowError):
-        key = _BY_PATH[path]
-        allowed = "true or false" if key.type is bool else f"of type {key.type.__name__}"
-        raise ConfigError(f"config.{path} is {value!r}; it must be {allowed}") from None
+        raise _wrong_type(path, value) from None
+
+
+def _wrong_type(path: str, value: object) -> ConfigError:
+    kind = _BY_PATH[path].type.__name__
+    words = {"bool": "true or false", "tuple": "a tuple, such as 30,60 or 30,"}
+    return ConfigError(f"config.{path} is {value!r}; it must be {words.get(kind, f'of type {kind}')}")
 
 
 def _nearest(path: str) -> str:
@@ -157,7 +161,7 @@ def validate(config: ConfigDict) -> None:
         if value is None and key.default is None:
             continue
         if not isinstance(value, wanted) or (isinstance(value, bool) and key.type in (int, float)):
-            raise ConfigError(f"config.{path} is {value!r}; it must be of type {key.type.__name__}")
+            raise _wrong_type(path, value)
         if not key.range.allows(value):
             raise ConfigError(f"config.{path} is {value!r}; it must be {key.range.description}")
     missing = [path for path in _BY_PATH if path not in flat]
@@ -173,7 +177,8 @@ def validate(config: ConfigDict) -> None:
     if len(config.schedule.boundaries) != len(config.schedule.factors):
         raise ConfigError(
             f"config.schedule: boundaries must have one factor each, got {config.schedule.boundaries} and "
-            f"{config.schedule.factors}"
+            f"{config.schedule.factors}; set both, such as --config.schedule.boundaries=30,60 "
+            "--config.schedule.factors=0.1,0.01"
         )
     with config_errors("config.optimizer"):
         check_optimizer(config.optimizer.to_dict())

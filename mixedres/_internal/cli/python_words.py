@@ -68,6 +68,7 @@ def _literal(text: str) -> str:
     if text in ("true", "false", "none"):
         return text.capitalize()
     with contextlib.suppress(ValueError, SyntaxError):
-        if isinstance(ast.literal_eval(text), int | float):
-            return text
+        value = ast.literal_eval(text)
+        if isinstance(value, int | float | tuple):
+            return str(value) if isinstance(value, tuple) else text
     return _quoted(text)
