@@ -18,7 +18,7 @@ from mixedres._internal.types import Aval, Equation, Jaxpr
 from mixedres.amp._coloring import color
 from mixedres.amp._evaluation.custom_vjp import differentiated, variable
 from mixedres.amp._graph import Graph, Node, Path, Scope, Value, folded, known, unfit
-from mixedres.amp._keep import Keep
+from mixedres.amp._keep import Keep, reason_to_keep
 from mixedres.amp._rules import DENY_SUMS, Lists
 from mixedres.amp._widen import widen
 
@@ -69,7 +69,7 @@ class _Builder:
         if len(outs) == 1 and not program:
             outs[0].constant = folded(eqn, [value.constant for value in ins])
         node = self.add(Node(path, eqn, category, scope, ins, outs, sums, program))
-        if program is None and node.touches_f32 and (reason := self.keep.reason(scope, jax_compat.body(eqn))):
+        if program is None and node.touches_f32 and (reason := reason_to_keep(self.keep, scope, jax_compat.body(eqn))):
             # As after a sum: outside of the layer, a product may store the result in half.
             node.category, node.sums = "deny", sums or category != "deny"
             node.keep_float32, node.reason = True, reason
@@ -118,7 +118,7 @@ class _Builder:
         body, is_vjp = eqn.params["call_jaxpr"], eqn.primitive.name == "custom_vjp_call"
         categories = dict(_categories(body, self.lists, self.dtype, self.platform))
         has_products = "allow" in categories
-        if (has_products or is_vjp) and not self.keep.reason(scope):
+        if (has_products or is_vjp) and not reason_to_keep(self.keep, scope):
 
             def graph(jaxpr: Jaxpr, label: str) -> Graph:
                 return build(jaxpr, self.settings, scope.inside(_name(body) + label), self.platform)

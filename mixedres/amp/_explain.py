@@ -57,7 +57,8 @@ class Report:
     Attributes:
       function: name of the function.
       dtype: the half dtype.
-      decisions: one per operation, in order; operations in a loop or a called function count once per call.
+      decisions: one per operation, in order. An operation in the body of a scan counts once, and one in a function once
+        for each call of the function.
       casts_down: conversions from float32 to the half dtype in the rewritten program, also those of the function.
       casts_up: conversions from the half dtype to float32, counted in the same way.
       notes: warnings, such as products that stay in float32.
@@ -73,14 +74,18 @@ class Report:
     jaxpr: Any = dataclasses.field(repr=False)
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Returns the number of operations in each (category, dtype); the dtype is 'none' without floating point."""
+        """Returns the number of operations in each (category, dtype); the dtype is 'none' without floating point.
+
+        Branches for single platforms, whose decisions have a `platform`, are left out.
+        """
         pairs = ((d.category, d.dtype.name if d.dtype else "none") for d in self.decisions if not d.platform)
         return dict(sorted(collections.Counter(pairs).items()))
 
     def summary(self) -> str:
         """Returns the numbers of half operations and of casts, in one line.
 
-        Products that `keep_float32` names are not counted as operations of the allow list.
+        Products that `keep_float32` names are not counted as operations of the allow list. Branches for single
+        platforms are left out.
         """
         floats = [d for d in self.decisions if d.dtype is not None and not d.platform]
         products = [d for d in floats if d.category == "allow"]

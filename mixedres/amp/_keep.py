@@ -36,36 +36,39 @@ class Keep:
         except re.error as error:
             raise ValueError(f"keep_float32={self.pattern!r} is not a regular expression: {error}") from None
 
-    def reason(self, scope: Scope, body: Jaxpr = None) -> str:
-        """Returns the reason why an operation at `scope` stays in float32; '' if it need not.
 
-        Args:
-          scope: where the operation is.
-          body: the jaxpr inside the operation, such as that of a scan, in which to look too; None: there is none.
-        """
-        if not self.pattern:
-            return ""
-        for path in _spellings(scope):
-            if (found := match_module(self.pattern, path)) is not None:
-                return f"keep_float32: {self.pattern!r} matches {found}"
-        equations = () if body is None else jax_compat.opened(body)[0].eqns
-        inside = ((scope.at(eqn), inner) for eqn in equations for inner in jax_compat.bodies(eqn) or (None,))
-        return next(filter(None, (self.reason(*place) for place in inside)), "")
+def reason_to_keep(keep: Keep, scope: Scope, body: Jaxpr = None) -> str:
+    """Returns the reason why an operation at `scope` stays in float32; '' if it need not.
 
-    def check(self, graphs: Iterable[Graph]) -> None:
-        """Raises ValueError if the pattern is not empty and matches no operation on float32 in any of the graphs."""
-        if not self.pattern:
-            return
-        nodes = [node for graph in graphs for node in graph.all_nodes()]
-        if any(node.keep_float32 for node in nodes):
-            return
-        scopes = {node.scope.modules for node in nodes if node.touches_f32 and node.scope.names}
-        paths = ["/" + "/".join(names[1:] or names) for names in scopes]
-        raise ValueError(
-            f"keep_float32={self.pattern!r} matches the path of no operation on float32 values; "
-            + (f"they look like {nearest(self.pattern, paths)}" if paths else "none of them is in a jax.named_scope")
-            + "; name a part of your own with jax.named_scope"
-        )
+    Args:
+      keep: the operations to keep.
+      scope: where the operation is.
+      body: the jaxpr inside the operation, such as that of a scan, in which to look too; None: there is none.
+    """
+    if not keep.pattern:
+        return ""
+    for path in _spellings(scope):
+        if (found := match_module(keep.pattern, path)) is not None:
+            return f"keep_float32: {keep.pattern!r} matches {found}"
+    equations = () if body is None else jax_compat.opened(body)[0].eqns
+    inside = ((scope.at(eqn), inner) for eqn in equations for inner in jax_compat.bodies(eqn) or (None,))
+    return next(filter(None, (reason_to_keep(keep, *place) for place in inside)), "")
+
+
+def check_match(keep: Keep, graphs: Iterable[Graph]) -> None:
+    """Raises ValueError if the pattern is not empty and matches no operation on float32 in any of the graphs."""
+    if not keep.pattern:
+        return
+    nodes = [node for graph in graphs for node in graph.all_nodes()]
+    if any(node.keep_float32 for node in nodes):
+        return
+    scopes = {node.scope.modules for node in nodes if node.touches_f32 and node.scope.names}
+    paths = ["/" + "/".join(names[1:] or names) for names in scopes]
+    raise ValueError(
+        f"keep_float32={keep.pattern!r} matches the path of no operation on float32 values; "
+        + (f"they look like {nearest(keep.pattern, paths)}" if paths else "none of them is in a jax.named_scope")
+        + "; name a part of your own with jax.named_scope"
+    )
 
 
 def _spellings(scope: Scope) -> tuple[str, ...]:

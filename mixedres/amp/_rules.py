@@ -190,10 +190,14 @@ class Lists:
 
     @classmethod
     def parse(cls, lists: Lists | Mapping[str, Iterable[Any]] | None, dtype: DType) -> Lists:
-        """Converts None (the default lists), changes of the default lists, or lists to lists.
+        """Returns `lists` itself if it is a `Lists`; else the default lists, changed by the mapping as `replace` does.
+
+        Args:
+          lists: a `Lists`, a mapping such as {'deny': {'tanh'}}, or None for the default lists.
+          dtype: float16, for whose default lists; for any other dtype those of bfloat16. As `jnp.dtype` takes it.
 
         Raises:
-          TypeError: for other values.
+          TypeError: for other `lists`.
           ValueError: see `replace`.
         """
         if lists is None:

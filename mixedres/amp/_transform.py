@@ -18,7 +18,7 @@ from mixedres.amp._builder import Settings, build
 from mixedres.amp._evaluation.program import run
 from mixedres.amp._flax_modules import Call, guarded
 from mixedres.amp._graph import Graph, Scope
-from mixedres.amp._keep import Keep
+from mixedres.amp._keep import Keep, check_match
 from mixedres.amp._patterns import keep_float32_results
 from mixedres.amp._rules import SPARSE_PRODUCTS, Lists
 
@@ -34,6 +34,8 @@ class PrecisionWarning(UserWarning):
 
     Autocast casts no product if all products ask for float32, for example by jax_default_matmul_precision, or are of
     sparse matrices. A while loop whose condition depends on products in half may meet its tolerance late or never.
+    The warning comes when the rewritten function is called or traced, for a loop once in a process. `explain` has the
+    same text in `Report.notes`.
     """
 
 
@@ -200,7 +202,7 @@ def traced(
     graph = colored(platform)
     others = {name: colored(name) for name in jax_compat.platforms(jaxpr)} if whole else {}
     if whole:
-        settings.keep.check([graph, *others.values()])
+        check_match(settings.keep, [graph, *others.values()])
     return Program(graph, others, arrays, structure)
 
 

@@ -39,13 +39,15 @@ def examine(
     report covers the results of all flax.linen modules, all values passed to `numerics.tap`, the gradients of both, the
     parameters, and their gradients. `loss_fn` is compiled and run once. Then the gradient of `autocast(loss_fn)` in
     float16 is compiled, and run at the loss scales that the advice names, because gradients without a tap may underflow
-    or overflow too.
+    or overflow too. That run is left out if the counts already speak for bfloat16, if the gradients are all zero or not
+    finite, and, with a note, if autocast refuses the function.
 
     Args:
       loss_fn: (params, *batch) -> float scalar, or (scalar, aux) if `has_aux`; jitted or not.
       params: a pytree, such as a dict, an Equinox module or an nnx module; gradients are computed for its
         floating-point leaves. What `loss_fn` changes in a module is lost.
-      *batch: the other arguments.
+      *batch: the other arguments, pytrees of arrays and numbers, which are traced; bind strings and switches by
+        `functools.partial`.
       scale: the loss scale in use, a power of two.
       select: regular expression of the names to examine, such as 'block1/conv2' or 'block1/conv2/kernel'; '' for all.
       has_aux: see `jax.grad`.
@@ -53,8 +55,9 @@ def examine(
       tries: run the gradient in float16; False: only count.
 
     Raises:
-      ValueError: for a scale that is not a power of two, parameters without floating-point numbers, a loss that is not
-        a float scalar, and a `select` that matches no name.
+      ValueError: for a scale that is not a power of two, parameters without floating-point numbers or with two of one
+        name, a loss that is not a float scalar, a `select` that is no regular expression or matches no name, and a tap
+        inside a function with a custom derivative.
     """
     log2_scale = log2_of_scale(scale)
     arrays, floats = _arrays_by_name(params)

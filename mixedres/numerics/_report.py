@@ -224,7 +224,10 @@ class Report:
 
     @property
     def dtype(self) -> str:
-        """Returns 'float16' if at most 3 layers, or a tenth of all, stay in float32, but not all; else 'bfloat16'."""
+        """Returns 'float16' if few layers stay in float32: at most 3, or a tenth of all, and not every layer.
+
+        Else returns 'bfloat16'. Only layers are counted: if no trial has a finite gradient, `advice` says so.
+        """
         kept, count = len(self.keep_float32), len(self.modules)
         # With a larger fraction of the layers in float32, float16 saves little and bfloat16 is the simpler choice.
         return "bfloat16" if kept > max(3, 0.1 * count) or 0 < kept == count else "float16"

@@ -71,7 +71,7 @@ class TensorRow:
 
     @property
     def layer(self) -> str:
-        """Returns the module, or the name of a tensor without one."""
+        """Returns `module`, or `name` for a tensor without a module: then each parameter is a layer of its own."""
         return self.module or self.name
 
     @cached_property
@@ -111,16 +111,29 @@ class TensorRow:
         return not (self.exponents.infinite or self.exponents.nan)
 
     def cast_error(self, dtype: Literal["float16", "bfloat16"], log2_scale: int = 0) -> float:
-        """Returns the expected relative l2 error of a cast at the loss scale 2**log2_scale; NaN on overflow.
+        """Returns the expected relative l2 error of a cast; NaN if a finite element overflows, 0.0 for zeros alone.
 
-        bfloat16 has the range of float32, so a cast to bfloat16 loses nothing at any scale but digits.
+        Infinities and NaNs of the tensor itself are left out. bfloat16 has the range of float32, so the scale does not
+        matter there.
+
+        Args:
+          dtype: 'float16' or 'bfloat16'.
+          log2_scale: exponent of the loss scale, by which gradients are multiplied, and other tensors are not.
+
+        Raises:
+          ValueError: for another `dtype`.
         """
+        if dtype not in ("float16", "bfloat16"):
+            raise ValueError(f"dtype must be 'float16' or 'bfloat16', got {dtype!r}")
         if dtype == "bfloat16":
             return max(part.relative_error(mantissa_bits=7, smallest=None) for part in self.parts)
         return float(np.max([part.relative_error(self.at(log2_scale)) for part in self.parts]))  # NaN if any is
 
     def is_near_overflow(self, log2_scale: int) -> bool:
-        """Returns whether less than `MARGIN` octaves of float16 are left at the loss scale 2**log2_scale."""
+        """Returns whether the largest finite element comes within 4x of float16's overflow, or overflows.
+
+        The loss scale 2**log2_scale multiplies gradients, and no other tensors.
+        """
         top = self.exponents.top
         return top is not None and top + self.at(log2_scale) + MARGIN > TOP
 

@@ -1,4 +1,7 @@
-"""Precision presets, loss scales and the optax wrapper; needs only jax, jmp, optax and `mixedres.amp`."""
+"""Precision presets, loss scales and the optax wrapper; needs only jax, jmp, optax and `mixedres.amp`.
+
+`LossScale` is the union of `NoOpLossScale`, `StaticLossScale` and `DynamicLossScale`, for annotations and `isinstance`.
+"""
 
 from typing import TYPE_CHECKING
 

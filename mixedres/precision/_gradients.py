@@ -139,7 +139,8 @@ def scaled(grads: Params, state: PyTree) -> ScaledGradients:
       TypeError: for gradients that carry a scale already, and for a `state` without a loss scale.
       ValueError: for a `state` with several.
     """
-    if scaled_gradients_in(grads) is not None:
+    parts = jax.tree.leaves(grads, is_leaf=lambda x: isinstance(x, ScaledGradients))
+    if scaled_gradients_in(grads) is not None or any(isinstance(part, ScaledGradients) for part in parts):
         raise TypeError("these gradients carry their loss scale already; give them to update as they are")
     loss_scale = state if isinstance(state, LossScale) else find_state(state).loss_scale
     carried: Any = _carrying(loss_scale.loss_scale)

@@ -174,7 +174,7 @@ class StaticLossScale(_Scaled, jmp.StaticLossScale):
       loss_scale: float32 scalar, finite and > 0.
 
     Raises:
-      ValueError: for another `loss_scale`.
+      ValueError: for a `loss_scale` that is no such number.
     """
 
     loss_scale: jax.Array | float
@@ -330,7 +330,8 @@ def make_loss_scale(spec: Any, **dynamic: Any) -> LossScale:
       **dynamic: options of `DynamicLossScale`, such as `period`; ignored unless `spec` is 'dynamic'.
 
     Raises:
-      ValueError: for anything else.
+      TypeError: for an option that `DynamicLossScale` does not have.
+      ValueError: for any other `spec`, also a loss scale of jmp.
     """
     if isinstance(spec, LossScale):
         return spec
@@ -339,7 +340,7 @@ def make_loss_scale(spec: Any, **dynamic: Any) -> LossScale:
     if spec == "none":
         return NoOpLossScale()
     allowed = "use 'none', 'dynamic' or a number > 0 such as 128"
-    if isinstance(spec, bool) or not isinstance(spec, (str, int, float, np.number, jax.Array)):
+    if isinstance(spec, bool) or not isinstance(spec, (str, int, float, np.number, np.ndarray, jax.Array)):
         raise ValueError(f"loss scale {spec!r} is not one; {allowed}")
     try:
         return StaticLossScale(float(spec))

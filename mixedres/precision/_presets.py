@@ -130,7 +130,7 @@ def get(
     Args:
       name: a key of `PRESETS`.
       policy: a `jmp.Policy` or its text, such as 'params=float32,compute=float16,output=float32'. In jmp's grammar
-        'c=bf16' implies bfloat16 outputs.
+        'c=bf16' implies bfloat16 outputs. The loss scale stays the preset's.
       norm_policy: the policy of normalization, in the same form. None computes in float32 and returns the compute
         dtype.
       loss_scale: 'none', 'dynamic' or a number > 0.
@@ -142,7 +142,9 @@ def get(
         `mixedres.models.create` or `autocast`; without effect in a preset that computes in float32.
 
     Raises:
-      ValueError: for an invalid name, text or number; the message names valid ones.
+      ValueError: for an invalid name, text or number, and for an option that the preset would ignore, such as `lists`
+        in one that casts; the message says what is valid.
+      TypeError: for `lists` that are neither a `Lists` nor a mapping.
     """
     if name not in PRESETS:
         raise ValueError(unknown_preset(name))

@@ -170,3 +170,5 @@ def test_verdicts_of_gradients(numbers, log2_scale, verdict):
     gradient = TensorRow("gradient", "conv", "conv", np.dtype(np.float32), (), (Exponents(bins),), 1)
     assert gradient.verdict(log2_scale) == verdict
     assert dataclasses.replace(gradient, kind="activation").verdict(log2_scale) == gradient.verdict(0)
+    with pytest.raises(ValueError, match="dtype must be 'float16' or 'bfloat16', got 'float32'"):
+        gradient.cast_error("float32")

@@ -209,3 +209,11 @@ def test_variables_of_an_nnx_module_have_paths():
     finding = first_nonfinite(lambda m, x: m(x), module, jnp.arange(12.0).reshape(4, 3), names=("norm", "x"))
     assert finding.origin.is_argument and finding.origin.array.path == "norm/scale"
     assert not module.mean[...].any()
+
+
+def test_numbers_of_python_are_passed_unchanged():
+    def fn(x, rows, is_logged):  # a size and a switch
+        return jnp.log(x.reshape(rows, -1) - 1.0) if is_logged else x
+
+    assert first_nonfinite(fn, ones((4,)), 2, False).origin is None
+    assert first_nonfinite(fn, ones((4,)), 2, True).origin.array.primitive == "log"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
+from mixedres import autocast
 from mixedres.numerics import compare
 
 F16 = jnp.float16
@@ -154,6 +155,33 @@ def test_scales_of_a_format_without_zero_are_equal():
         return (x @ w) * scale.astype(jnp.float32)
 
     assert compare(fn, X, W).is_fine
+
+
+@pytest.mark.parametrize("of", ["value", "grad"])
+def test_result_without_a_finite_element_has_no_verdict(of):
+    def loss(x, w):
+        return jnp.log(jnp.sum(x @ w * 0.0))
+
+    report = compare(loss, X, W, of=of)
+    assert not report.is_fine and not report.is_off and report.errors == {} and report.uncompared == ("",)
+    assert report.verdict.startswith("No verdict on float16. The result has no finite element in float32 either")
+    both = compare(lambda x, w: {"loss": loss(x, w), "y": x @ w}, X, W)
+    assert both.uncompared == ("loss",) and list(both.errors) == ["y"] and not both.is_fine
+    assert "The result loss has no finite element" in both.verdict
+
+
+def test_integers_that_differ_have_no_verdict():
+    def fn(x, w):
+        return {"y": x @ w, "labels": jnp.argmax(x @ w, 1), "codes": jnp.round(100 * x @ w).astype(jnp.int32)}
+
+    report = compare(fn, X, W)
+    half, exact = (np.asarray(one(X, W)["codes"]) for one in (autocast(fn), fn))
+    assert report.changed == {"codes": pytest.approx((half != exact).mean())} and report.changed["codes"] > 0.01
+    assert not report.is_fine and not report.is_off and list(report.errors) == ["y"]
+    percent = f"differs in {100 * report.changed['codes']:.2g} % of its elements"
+    assert f"The result codes, of integers or booleans, {percent}" in report.verdict
+    assert compare(lambda x, w: jnp.argmax(x @ w, 1), X, W).is_fine
+    assert compare(lambda key, x: (jax.random.split(key), x @ x.T), jax.random.key(0), X).is_fine  # keys
 
 
 @pytest.mark.parametrize("batched", [False, True])

@@ -141,6 +141,8 @@ def test_plain_gradients_are_refused():
         tx.update(grads, tx.init(PARAMS), PARAMS)
     with pytest.raises(TypeError, match="carry their loss scale already"):
         scaled(scaled(grads, tx.init(PARAMS)), tx.init(PARAMS))
+    with pytest.raises(TypeError, match="carry their loss scale already"):  # one of them
+        scaled([grads, scaled(grads, tx.init(PARAMS))], tx.init(PARAMS))
     # Without a scale they are right.
     plain = optimizer(NoOpLossScale())
     equal(plain.update(grads, plain.init(PARAMS))[0], jax.tree.map(jnp.negative, grads))

@@ -31,24 +31,25 @@ _CHOICES = {"select_n", "select_and_scatter_add", "gather", "scatter-add", "sort
 
 @dataclasses.dataclass(frozen=True)
 class OperationRow(Operation):
-    """Errors of one operation, over all devices and, in a loop, over all iterations.
+    """Errors of one operation, over all devices and, in a scan, over all iterations.
 
-    It has the attributes of `Operation`; the dtype is the dtype in the half program.
+    The row has the attributes of `Operation`; its dtype is the dtype in the half program, its shape the shape on one
+    device. A `while` loop or a `cond` is one operation.
 
     Attributes:
       own: error of the operation alone: relative l2 error against float32 with the operands of the half program; the
-        largest of all iterations.
+        largest of all iterations. Infinite if the operation overflows.
       accumulated: relative l2 error against the float32 program, the largest of all iterations; infinite if infinities
         or NaNs are new.
-      infinite: number of elements that are finite in float32 alone.
+      infinite: number of elements that are infinite or NaN in half, and finite in float32.
       zeros: number of elements that the operation rounded to zero.
-      cancellation: norm of the operands over the norm of the result, for sums and differences; else 1. In a loop it is
-        that of `iteration`.
+      cancellation: norm of the largest operand over the norm of the result, for sums and differences, at least 1;
+        infinite for a result of 0. In a scan, of `iteration`. 1 for other operations.
       share: estimated fraction of the results' error that begins in the operation.
       cast_of: for a cast, the primitive at the same line whose operand or result is cast; else ''.
-      casts_result: whether it is the result.
-      iteration: the iterations of the surrounding loops in which `accumulated` is largest, outermost first.
-      iterations: (iterations, own, accumulated) for every iteration; empty outside loops.
+      casts_result: whether the cast is of a result of `cast_of`, not of an operand.
+      iteration: the iterations of the surrounding scans in which `accumulated` is largest, outermost first.
+      iterations: (iterations, own, accumulated) for every iteration of the scans; empty outside scans.
     """
 
     own: float
@@ -75,10 +76,10 @@ class OperationRow(Operation):
 
     @property
     def grows(self) -> bool:
-        """Returns whether the error of a running sum grows a little in each iteration of a loop.
+        """Returns whether the error of a running sum grows a little in each iteration of a scan.
 
         Two conditions must hold for an addition or subtraction: over 20 % of the error of the results begins there, and
-        `accumulated` is over 8 times the largest `own` error of an iteration.
+        `accumulated` is finite and over 8 times the largest `own` error of an iteration. False for other operations.
         """
         largest = max((own for _, own, _ in self.iterations), default=math.inf)
         sums = self.primitive in ("add", "sub", "add_any")

@@ -113,8 +113,9 @@ class PairRecorder(Recorder):
         return _pair(array)._replace(own=None)
 
     def returned(self, array: Array) -> Any:
-        """Returns the array of the float32 program."""
-        return _exact(_pair(array))
+        """Returns the arrays of the half program and of the float32 program."""
+        pair = _pair(array)
+        return pair.array, _exact(pair)
 
     def measure(self, array: Array) -> Any:
         """Returns `_errors`, or the pair itself if it is small."""

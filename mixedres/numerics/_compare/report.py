@@ -84,26 +84,31 @@ class ErrorReport:
 
     Attributes:
       function: name of the function.
-      dtype: the half dtype.
+      dtype: the half dtype; for dtype=None the one in which the function computes, or float16 if there are none or two.
       rows: one `OperationRow` per operation on floating-point numbers, in order of evaluation. The function's
         floating-point arguments are rows too, with an empty `primitive`.
-      errors: relative l2 error of every result but those in `noise` against the float32 program, by name; a result that
-        is no tree has the name ''.
+      errors: relative l2 error against the float32 program by the name of the result, but for `noise` and
+        `uncompared`; infinite for infinities or NaNs that float32 does not have. A result that is no tree has the name
+        ''.
       noise: names of the results that are left out, because they are zero but for rounding in float32 too.
-      jump: the first operation whose error jumps and which much of the error of the results passes; None if none does.
+      jump: the first operation whose error jumps, and through which over 5 % of the error of the results passes; None
+        if there is none.
       hidden: pairs of an operation with infinities that float32 does not have, and of the operation that hides them.
-      mends: changes that help, best first, each with `change`, the `error` after it and the fraction that it `removes`;
-        empty for a healthy program, and where nothing was tried.
+        Operations such as tanh or a maximum, which are right for an infinite operand, do not count.
+      mends: changes that help, best first, each with `change`, the `error` after it and the fraction that it `removes`,
+        at least 0.5 %; empty for a healthy program, and where nothing was tried.
       rewritten: whether `autocast` made the half program, and not the function itself.
-      nonfinite: whether a result has infinities or NaNs in float32 too; these elements are not compared.
+      nonfinite: whether a result has infinities or NaNs in float32 too; other elements are compared.
       loops: the `while` loops, with their iterations in both programs.
-      growing: the sum in a loop whose error grows from iteration to iteration and with which much of the error of the
-        results begins; None if there is none.
+      growing: the sum in a scan in which over 20 % of the error of the results begins, and whose error grows in each
+        iteration; see `OperationRow.grows`. None if there is none.
       unfollowed: the operations, such as 'swap at a.py:7', through which numbers of the float32 program were not
         followed: mutable arrays, kernels of Pallas, callbacks. The float32 program took the half results.
       zeros: sentences about constants that became 0 in half while the function was traced, and meet a division or a
         logarithm. Where the function is traced in float32, they are not 0.
       infinities: sentences about constants that are infinite in half.
+      uncompared: names of the results of which no element is finite in float32 either.
+      changed: {name: fraction of the elements that differ} of the results of integers or booleans that do.
       of: 'value' or 'grad', see `compare`.
     """
 
@@ -122,6 +127,8 @@ class ErrorReport:
     unfollowed: tuple[str, ...] = ()
     zeros: tuple[str, ...] = ()
     infinities: tuple[str, ...] = ()
+    uncompared: tuple[str, ...] = ()
+    changed: dict[str, float] = dataclasses.field(default_factory=dict)
     of: str = "value"
 
     @property
@@ -142,9 +149,10 @@ class ErrorReport:
 
     @property
     def of_selections(self) -> float:
-        """Returns the part of `error` that begins at selections, such as relu's derivative; 0.0 if it is not finite.
+        """Returns the part of `error` that begins at selections, such as relu's derivative; 0.0 if `error` is infinite.
 
-        A selection rounds nothing. It takes other elements where roundings changed a comparison.
+        A selection rounds nothing. It takes other elements where roundings changed a comparison. The square of `error`
+        is the sum of the squares of this part and of the rest.
         """
         share = sum(row.share for row in self.rows if row.primitive and not row.own)
         return self.error * math.sqrt(min(share, 1.0)) if math.isfinite(self.error) else 0.0
@@ -163,12 +171,19 @@ class ErrorReport:
 
     @property
     def is_fine(self) -> bool:
-        """Returns whether nothing `is_off`, and all of the function was compared."""
-        return not (self.is_off or self.unfollowed or self._is_unknown)
+        """Returns whether nothing `is_off`, and all that could be off was compared.
+
+        False if `unfollowed`, `uncompared` or `changed` is not empty. For dtype=None and a function in half, False also
+        if `nonfinite` is true or `zeros` is not empty.
+        """
+        return not (self.is_off or self.unfollowed or self.uncompared or self.changed or self._is_unknown)
 
     @property
     def is_off(self) -> bool:
-        """Returns whether an error was found that is not one of independent roundings, or is above `MOST_ERROR`."""
+        """Returns whether `error` is over 2 %, or 10 % for of='grad', or more than independent roundings explain.
+
+        True also if `hidden` is not empty, and if a `while` loop takes over twice as many iterations in one program.
+        """
         parts = any(loop.parts for loop in self.loops)
         return bool(self.hidden) or parts or self.error > MOST_ERROR[self.of] or not self.is_explained
 
@@ -200,6 +215,8 @@ class ErrorReport:
         halves = [row for row in self.rows if row.primitive and (row.dtype == self.dtype or row.own)]
         if not halves:
             return f"No operation of {self.function} is computed in {self.dtype}; the results are those of float32."
+        if (self.uncompared or self.changed) and not self.errors:
+            return f"No verdict on {self.dtype}."
         worst = max(self.errors, key=lambda name: self.errors[name], default="")
         off = "not finite" if math.isinf(self.error) else f"off by {self.error:.2g}"
         result = f"the result{f' {worst}' * bool(worst)} is {off}"
@@ -236,8 +253,14 @@ class ErrorReport:
                 f"The results have infinities or NaNs in both programs, and constants such as 1e-8 become {self.dtype} "
                 "when the function is traced, so the same code in float32 may have none."
             )
+        elif self.uncompared:
+            names = f" {listed(self.uncompared, 3)}" * any(self.uncompared)
+            yield f"The result{names} has no finite element in float32 either, so nothing of it was compared."
         elif self.nonfinite:
             yield "Infinities and NaNs that float32 has too are not compared."
+        for name, fraction in self.changed.items():
+            result = f"The result{f' {name}' * bool(name)}, of integers or booleans,"
+            yield f"{result} differs in {100 * fraction:.2g} % of its elements."
         if self.nonfinite:
             yield "mixedres.numerics.first_nonfinite finds where they begin."
         yield from self.zeros

@@ -25,7 +25,7 @@ from mixedres.numerics._compare.constants import rounded_constants
 from mixedres.numerics._compare.exact import widened
 from mixedres.numerics._compare.recorder import PairRecorder
 from mixedres.numerics._compare.report import ErrorReport, Mend
-from mixedres.numerics._recording.arguments import Traced
+from mixedres.numerics._recording.arguments import Traced, is_array
 from mixedres.numerics._rows import format_power
 from mixedres.numerics._scales import largest_finite
 
@@ -66,7 +66,9 @@ class _Half:
         if self.of == "value":
             return fn(*args)
         leaves, structure = jax.tree.flatten(args[0])
-        varied = [i for i, leaf in enumerate(leaves) if _is_array(leaf) and is_inexact(leaf)]
+        if not any(is_array(leaf) and is_inexact(leaf) for leaf in leaves):
+            raise ValueError("of='grad': the first argument has no floating-point array to differentiate")
+        varied = [i for i, leaf in enumerate(leaves) if is_array(leaf) and is_inexact(leaf)]
 
         def loss(arrays: Sequence[Array]) -> Any:
             full = list(leaves)
@@ -113,13 +115,13 @@ def compare(
       fn: a function of pytrees of arrays. It may compute in half already, by casts of its own: then both its casts and
         those of `autocast` are compared with float32.
       *args: its arguments; leaves that are no arrays are passed unchanged.
-      dtype: float16 or bfloat16, as for `autocast`; None: `fn` as it is, without autocast.
+      dtype: float16 or bfloat16, as for `autocast`; None: `fn` as it is, without autocast and its options.
       lists: as for `autocast`.
       level: as for `autocast`.
       keep_float32: as for `autocast`.
-      of: 'value': the results of `fn`; 'grad': the gradients of `fn`, a float scalar, with respect to the first
-        argument.
-      scale: loss scale for of='grad'; the gradients are divided by it.
+      of: 'value': the results of `fn`; 'grad': the gradients of `fn`, a float scalar, with respect to the
+        floating-point arrays of the first argument.
+      scale: loss scale for of='grad', any positive number; the gradients are divided by the scale.
       names: names of the arguments in the report; default: 'argument 0' and so on.
 
     Returns:
@@ -127,27 +129,26 @@ def compare(
 
     Raises:
       TypeError: for a `fn` that is not callable or that returns anything but arrays.
-      ValueError: for invalid options, and for arguments without values (`jax.ShapeDtypeStruct`).
+      ValueError: for invalid options, options that would be ignored, a `keep_float32` that matches nothing, and
+        arguments without values (`jax.ShapeDtypeStruct`); for of='grad' also for a `fn` that returns no float scalar,
+        and a first argument without floating-point arrays.
     """
-    if not callable(fn):
-        raise TypeError(f"compare takes a function and its arguments, got {fn!r}")
-    if of not in ("value", "grad"):
-        raise ValueError(f"of must be 'value' or 'grad', got {of!r}")
-    if not (0 < scale < math.inf):
-        raise ValueError(f"scale must be a positive number, got {scale!r}")
-    if of == "grad" and not args:
-        raise ValueError("of='grad' takes the gradient with respect to the first argument, got no arguments")
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
-        raise ValueError("compare runs the function, so it takes arrays, got a jax.ShapeDtypeStruct; try amp.explain")
     options = {"dtype": dtype, "lists": lists, "level": level, "keep_float32": keep_float32}
     half = _Half(fn, None if dtype is None else options, of, scale)
-    program = Traced.of(half, args, names, _is_array)
+    _check(half, args)
+    if dtype is None and (lists is not None or level != "default" or keep_float32):
+        raise ValueError("lists, level and keep_float32 are options of autocast; leave them out with dtype=None")
+    program = Traced.of(half, args, names)
     found = _half_dtype(program) if dtype is None else amp.half_dtype(dtype)
     progress = _Progress(program.jaxpr)
     recorder = PairRecorder(program.platform)
     recorder.on_operation = progress.add
-    exact, tensors, statistics = recorder.run(program.jaxpr, program.names, program.arrays)
-    analysis = Analysis(statistics, list(zip(program.results, tensors, strict=True)), found)
+    results, tensors, statistics = recorder.run(program.jaxpr, program.names, program.arrays)
+    finite = {name: _finite(exact) for name, (_, exact) in zip(program.results, results, strict=True)}
+    empty = [name for name, where in finite.items() if where.size and not where.any()]
+    changed = {name: _changed(*pair) for name, pair in zip(program.results, results, strict=True)}
+    named = [(name, one) for name, one in zip(program.results, tensors, strict=True) if name not in empty]
+    analysis = Analysis(statistics, named, found)
     zeros, infinities = rounded_constants(program.jaxpr) if dtype is None else ([], [])
     report = ErrorReport(
         half.__name__,
@@ -159,20 +160,51 @@ def compare(
         analysis.hidden,
         (),
         dtype is not None,
-        any(is_inexact(x) and not np.isfinite(np.asarray(widened(x))).all() for x in exact),
+        not all(where.all() for where in finite.values()),
         analysis.loops,
         analysis.growing,
         tuple(recorder.unfollowed),
         tuple(zeros),
         tuple(infinities),
+        tuple(empty),
+        {name: fraction for name, fraction in changed.items() if fraction},
         of,
     )
     if not report.is_off or dtype is None:
         return report
     counted = {
-        i: array for i, (name, array) in enumerate(zip(program.results, exact, strict=True)) if name in report.errors
+        i: exact
+        for i, (name, (_, exact)) in enumerate(zip(program.results, results, strict=True))
+        if name in report.errors
     }
     return dataclasses.replace(report, mends=_mends(report, half, args, counted, progress))
+
+
+def _check(half: _Half, args: Sequence[PyTree]) -> None:
+    """Raises TypeError or ValueError for arguments of `compare` that do not fit together."""
+    if not callable(half.fn):
+        raise TypeError(f"compare takes a function and its arguments, got {half.fn!r}")
+    if half.of not in ("value", "grad"):
+        raise ValueError(f"of must be 'value' or 'grad', got {half.of!r}")
+    if not (0 < half.scale < math.inf):
+        raise ValueError(f"scale must be a positive number, got {half.scale!r}")
+    if half.of == "grad" and not args:
+        raise ValueError("of='grad' takes the gradient with respect to the first argument, got no arguments")
+    if half.of == "value" and half.scale != 1.0:
+        raise ValueError(f"scale={half.scale!r} is the loss scale of gradients; leave it out, or give of='grad'")
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
+        raise ValueError("compare runs the function, so it takes arrays, got a jax.ShapeDtypeStruct; try amp.explain")
+
+
+def _finite(array: Any) -> np.ndarray:
+    """Returns which elements of a result are finite; all of an integer array."""
+    return np.isfinite(np.asarray(widened(array))) if is_inexact(array) else np.ones(np.shape(array), bool)
+
+
+def _changed(half: Any, exact: Any) -> float:
+    """Returns the fraction of the elements of an integer or boolean result that differ; 0.0 for other results."""
+    is_counted = any(jnp.issubdtype(jnp.result_type(exact), kind) for kind in (jnp.integer, jnp.bool_))
+    return float((np.asarray(half) != np.asarray(exact)).mean()) if is_counted and np.size(exact) else 0.0
 
 
 class _Progress:
@@ -196,10 +228,6 @@ class _Progress:
         if time.monotonic() - self._said >= _BETWEEN:
             self._said = time.monotonic()
             console.complain(f"compare: {what}")
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
 def _half_dtype(program: Traced) -> np.dtype[Any]:
@@ -282,7 +310,7 @@ def _pattern(path: str) -> str:
 
 def _compiled(fn: Function, args: Sequence[PyTree]) -> Callable[..., list[Any]]:
     """Returns a function that runs `fn(*args)`, compiled once; its arguments replace the first arrays of `args`."""
-    program = Traced.of(fn, args, (), _is_array)
+    program = Traced.of(fn, args, ())
     run = jax.jit(jax.extend.core.jaxpr_as_fun(program.jaxpr))
     options = {"xla_allow_excess_precision": False, **jax_compat.options_for_one_run(program.platform)}
     compiled = run.lower(*program.arrays).compile(options)

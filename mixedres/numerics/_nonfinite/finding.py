@@ -69,7 +69,8 @@ class Finding:
 
     Attributes:
       arrays: all floating-point arrays, arguments included, in order of evaluation.
-      nonfinite_results: names of the results that are not finite.
+      nonfinite_results: names of the results that are not finite, such as 'loss' or 'b/1'; a result that is no tree has
+        the name ''.
       origin: where infinities and NaNs that reach a result begin: `origin.array` is the first array that is not
         finite, beside its `inputs`, `devices` and `iterations`; None if all results are finite.
       hidden: pairs of an array with infinities and of a finite array that was computed from the infinities, such as a

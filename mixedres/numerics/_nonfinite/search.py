@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mixedres._internal.tree import is_array
 from mixedres._internal.types import Array, Function, PyTree
 from mixedres.numerics._nonfinite import finding
 from mixedres.numerics._recording.arguments import Traced
@@ -55,17 +54,18 @@ def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> f
     Args:
       fn: a function of pytrees of arrays, jitted or not. Named scopes become paths; modules of Flax Linen
         open one each.
-      *args: its arguments, which may be sharded; leaves that are no arrays, such as the functions in an Equinox module,
-        are passed unchanged. What `fn` changes in an nnx module is lost.
+      *args: its arguments, which may be sharded; leaves that are no arrays, such as numbers of Python and the
+        functions in an Equinox module, are passed unchanged. What `fn` changes in an nnx module is lost.
       names: names of the arguments in the finding, such as ('params', 'batch'); default: 'argument 0' and so on.
 
     Returns:
       A `Finding`.
 
     Raises:
+      TypeError: for a `fn` that returns anything but arrays or numbers.
       ValueError: if the number of names is not that of the arguments.
     """
-    program = Traced.of(fn, args, names, is_array)
+    program = Traced.of(fn, args, names)
     recorder = _FiniteRecorder(program.platform)
     _, tensors, statistics = recorder.run(program.jaxpr, program.names, program.arrays)
     return finding.Search(statistics).finding(list(zip(program.results, tensors, strict=True)))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from mixedres._internal.tree import is_array as is_array_or_number
 from mixedres._internal.tree import leaves_by_path
@@ -31,14 +32,13 @@ class Traced:
     platform: str
 
     @classmethod
-    def of(cls, fn: Function, args: Sequence[PyTree], names: Sequence[str], is_array: Callable[[Any], bool]) -> Traced:
+    def of(cls, fn: Function, args: Sequence[PyTree], names: Sequence[str]) -> Traced:
         """Traces `fn(*args)`.
 
         Args:
           fn: a function of pytrees of arrays.
-          args: its arguments.
+          args: its arguments; leaves that are no arrays, such as Python numbers, are passed unchanged.
           names: names of the arguments; default: 'argument 0' and so on.
-          is_array: predicate of the leaves that are traced; others are passed unchanged.
 
         Raises:
           ValueError: if the number of names is not that of the arguments.
@@ -69,6 +69,11 @@ class Traced:
             [name for name, _ in _named(shapes)],
             next(held, jax.default_backend()),
         )
+
+
+def is_array(leaf: Any) -> bool:
+    """Returns whether a leaf is an array, and not a number of Python."""
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
 def _named(tree: PyTree, root: str = "") -> list[tuple[str, Any]]:
