@@ -144,16 +144,20 @@ class Lists:
         return {name: category for category in CATEGORIES for name in getattr(self, category)}
 
     def category(self, name: str | Primitive) -> str:
-        """Returns the list of a primitive: 'allow', 'infer', 'deny', 'clear' or 'unlisted'."""
+        """Returns the list of a primitive: 'allow', 'infer', 'deny', 'clear' or 'unlisted'.
+
+        Unknown names are 'unlisted', and so are calls such as 'jit', whose bodies have categories of their own.
+        """
         return self._by_name.get(name.name if isinstance(name, Primitive) else name, "unlisted")
 
     def replace(self, changes: Mapping[str, Iterable[Any]]) -> Lists:
         """Returns lists in which names are moved to the lists in `changes`, such as {'deny': {'tanh'}}.
 
-        The key 'unlisted' removes names from every list.
+        A value is a name, a `Primitive`, or a collection of them. The key 'unlisted' removes names from every list.
 
         Raises:
-          ValueError: for a key that is not a list, a name with two keys, and names that `Lists` refuses.
+          ValueError: for a key that is not a list, a name with two keys, and a name that JAX does not know or that is a
+            call such as 'jit' or 'scan'.
           TypeError: for values that are not names.
         """
         if unknown := [key for key in changes if key not in (*CATEGORIES, "unlisted")]:
@@ -166,8 +170,8 @@ class Lists:
         """Returns the lists changed by `level`.
 
         'default' changes nothing. 'allow_only' empties infer, deny and clear, so that only products run in half, each
-        between two casts (TENSOR_CORES_ONLY in TensorFlow). 'infer_as_deny' computes infer ops and the ops that follow
-        infer ops in float32 (TREAT_INFER_AS_DENY in TensorFlow).
+        between two casts (TENSOR_CORES_ONLY in TensorFlow). 'infer_as_deny' moves the infer ops to the deny list
+        (TREAT_INFER_AS_DENY in TensorFlow); a clear op after them is still half if only half ops read its result.
 
         Raises:
           ValueError: for another level.

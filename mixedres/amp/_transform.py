@@ -75,7 +75,8 @@ def autocast(
       A function with the signature of `fn` whose results have the same structure and dtypes.
 
     Raises:
-      TypeError: for a `fn` that is not callable, or (when called) that returns anything but arrays.
+      TypeError: for a `fn` that is not callable, for other `lists`, and (when called) for results that are neither
+        arrays nor numbers nor None.
       ValueError: for an invalid option, and (when called) for an expression that matches no path.
     """
     return rewrite(fn, checked(fn, dtype, lists, level, keep_float32, allreduce_dtype))
@@ -107,7 +108,7 @@ def half_dtype(dtype: DType) -> np.dtype:
         raise ValueError(f"dtype must be float16 or bfloat16, got {dtype!r}{hint}") from None
     if half.name not in DTYPES:
         raise ValueError(f"dtype must be float16 or bfloat16, got {half.name}{hint}")
-    return half
+    return np.dtype(half.name)  # in the byte order of this machine
 
 
 @dataclasses.dataclass(frozen=True)

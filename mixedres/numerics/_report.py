@@ -59,10 +59,11 @@ class Comparison:
 
     Attributes:
       preset: name of the preset and of what was changed in it.
-      log2_scale: exponent of the loss scale.
-      worst: largest error of a parameter.
-      worst_name: name of the parameter with the largest error.
-      median: median error over all parameters.
+      log2_scale: exponent of the loss scale; 0 for a preset without float16.
+      worst: largest error of a parameter, infinite if its gradient is not finite. Parameters with a zero gradient in
+        float32 are left out.
+      worst_name: name of the parameter with the largest error; '' if all are left out.
+      median: median error over the same parameters.
     """
 
     preset: str
@@ -213,7 +214,10 @@ class Report:
 
     @property
     def keeps_scale(self) -> bool:
-        """Returns whether a loss scale is in use, and is the recommended one."""
+        """Returns whether a loss scale other than 1 is in use, and is the recommended one.
+
+        The dtype does not matter: the result can be true where `advice` recommends bfloat16.
+        """
         return self.recommended_log2_scale == self.log2_scale != 0
 
     @cached_property
@@ -303,7 +307,7 @@ class Report:
         return dataclasses.replace(self, probes=(probe,))
 
     def to_text(self, *, problems_only: bool = False) -> str:
-        """Returns the report for a terminal of 100 columns; `problems_only` leaves out rows that need no attention."""
+        """Returns the report in lines of about 100 columns; `problems_only` leaves out rows that need no attention."""
         return _text.render(self, problems_only=problems_only)
 
     def to_json(self) -> dict[str, Any]:

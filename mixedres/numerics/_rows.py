@@ -50,12 +50,13 @@ class TensorRow:
     Attributes:
       kind: 'activation', 'gradient' of an activation, 'weight gradient' or 'parameter'.
       name: of the tap, or the path of the parameter: 'head', 'head/kernel'.
-      module: the tap that a parameter belongs to, '' for none; for other kinds the name without an index: 'cell' for
-        'cell[0]'.
+      module: the tap that a parameter or a weight gradient belongs to, '' for none; for other kinds the name without an
+        index: 'cell' for 'cell[0]'.
       dtype: dtype in which the tensor was examined.
       shape: shape of a parameter and of its gradient; () for an activation, whose executions may differ in shape.
       parts: for each examination, the exponents of its elements over all executions; the worst one counts.
-      executions: number of executions.
+      executions: number of executions, of which each iteration, device and example of a vmap has its own; 1 for a
+        parameter in one examination.
     """
 
     kind: Kind

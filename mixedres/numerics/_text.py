@@ -25,7 +25,7 @@ USUAL_ERRORS = "Roundings: with 5 % in fp16 and 17 % in bf16, the digits are lea
 
 
 def render(report: Any, *, problems_only: bool) -> str:
-    """Returns the text of a `Report` in lines of at most `WIDTH` characters."""
+    """Returns the text of a `Report`, in lines of `WIDTH` characters but for rows with long verdicts."""
     title = _wrapped(report.title)
     lines = [*title, "=" * max(map(len, title)), "", *_wrapped(report.advice), ""]
     lines += [line for note in report.notes for line in _wrapped(f"Note: {note}")]

@@ -110,7 +110,10 @@ class ScaledGradients:
         return jnp.asarray(carried, jnp.float32)
 
     def unscaled(self) -> Params:
-        """Returns the gradients divided by the scale, a plain tree; half-precision leaves are widened first."""
+        """Returns the gradients divided by the scale, a plain tree; half-precision leaves are widened first.
+
+        All are NaN after a map that is not linear, such as clipping. Leaves of integers stay as they are.
+        """
         return divide(self.tree, self.scale)
 
     def __contains__(self, name: object) -> bool:
@@ -190,9 +193,13 @@ def value_and_grad(
 
     Args:
       loss_fn: a function that returns a scalar, or a scalar and other results with `has_aux`.
-      has_aux: the function returns ((loss, aux), grads), as in JAX.
+      has_aux: `loss_fn` returns (loss, aux), and the returned function ((loss, aux), grads), as in JAX.
       transform: `nnx.value_and_grad` for nnx modules, `equinox.filter_value_and_grad` for Equinox modules.
       **options: options of `transform`, such as `argnums`, which counts the arguments of `loss_fn`.
+
+    Raises:
+      TypeError: when the function is called, for a first argument without a loss scale.
+      ValueError: when the function is called, for a first argument with several.
     """
 
     def value_and_scaled_grad(state: PyTree, *args: Any, **kwargs: Any) -> tuple[Any, ScaledGradients]:

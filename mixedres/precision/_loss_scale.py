@@ -265,6 +265,9 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
         """Returns the loss scale for the next step.
 
+        The scale is multiplied by `factor` after `period` finite steps in a row, up to `max_loss_scale`. After a step
+        that is not finite it is divided by `factor`, down to `min_loss_scale`, and the skipped step is counted.
+
         Args:
           grads_finite: whether the gradients of this step were finite, a boolean scalar.
         """

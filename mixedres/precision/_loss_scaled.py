@@ -33,10 +33,10 @@ def loss_scaled(
 
     Line searches and some optimizers take more arguments. `value` (the loss, without the scale) must be finite for a
     step to be applied. `grad` (gradients, without the scale or `ScaledGradients`) and the results of `grad_fn` are
-    unscaled. `value_fn` returns the loss without the scale. Another function is refused, except with `NoOpLossScale`:
-    the optimizer would differentiate it without the scale. `checked`: the same scaled gradients in another form, a tree
-    of any shapes, in which to look for infinities and NaNs (in memory order, this is faster on GPUs). It must have all
-    the numbers of the gradients: a NaN that is only in the gradients is then found by the check of the updates alone.
+    unscaled. `value_fn` returns the loss without the scale. Other functions are refused, except with
+    `NoOpLossScale`: the optimizer would differentiate them without the scale. `checked`: the same scaled gradients in
+    another form, a tree of any shapes, in which to look for infinities and NaNs (in memory order, this is faster on
+    GPUs). It must have all the numbers of the gradients: a NaN that it lacks is found only by the check of the updates.
 
     Gradients of several losses may be one tree, such as {"a": grads_a, "b": grads_b}; `optax.partition` gives each its
     own `loss_scaled`.
@@ -46,16 +46,19 @@ def loss_scaled(
     Args:
       tx: any optax optimizer. Clipping belongs inside, so that it sees true gradients.
       loss_scale: `NoOpLossScale`, `StaticLossScale` or `DynamicLossScale`.
-      check_updates: False: only gradients are checked. On a GPU the check of the updates takes one kernel for each
-        parameter, and 0.3 % of the bytes of a step of ResNet-50 (`python -m experiments.aot`, batch 256).
+      check_updates: False: only gradients and `value` are checked, and updates where `grad_fn` is given. On a GPU the
+        check of the updates takes one kernel for each parameter, and 0.3 % of the bytes of a step of ResNet-50
+        (`python -m experiments.aot`, batch 256).
 
     Returns:
-      An optax transformation with state `LossScaledState`; its updates are float32 (float64 for float64 gradients).
+      An optax transformation with state `LossScaledState`. `tx` gets gradients in float32 (float64 for float64
+      gradients), and its updates have the dtypes that `tx` gives them.
 
     Raises:
       TypeError: where `tx` is no optax transformation or `loss_scale` none of the three; by `init`, for a `tx` that is
         loss-scaled already; by `update`, for gradients without a scale (except with `NoOpLossScale`), for a state that
-        is not from its `init`, a `value` that is no scalar, a `grad` unlike the gradients, and functions as above.
+        is not from its `init`, a `value` that is no float scalar, a `grad` unlike the gradients, and functions as
+        above.
     """
     if not (hasattr(tx, "init") and hasattr(tx, "update")):
         raise TypeError(f"the first argument must be an optax transformation, got {tx!r}")

@@ -54,7 +54,7 @@ class Precision:
 
     @property
     def network_options(self) -> dict[str, Any]:
-        """Returns the arguments of `mixedres.models.create` that the precision sets."""
+        """Returns arguments of `mixedres.models.create`: 'policy', 'norm_policy', 'precision' and 'keep_float32'."""
         policy, norm_policy = self.network_policies
         return {
             "policy": policy,
@@ -197,8 +197,12 @@ def _check_rewrite(precision: Precision, *, norms_given: bool) -> None:
 def parse_policy(policy: str | jmp.Policy) -> jmp.Policy:
     """Returns the `jmp.Policy` of a text in jmp's grammar; a policy is checked and returned unchanged.
 
+    Args:
+      policy: a policy; or 'params=float32,compute=float16,output=float32', the same with p=, c= and o=, or one dtype
+        for all three. Without output=, results have the compute dtype. Names of presets are no policies.
+
     Raises:
-      ValueError: for a text that does not parse, and for a text or policy with float64 without x64 mode.
+      ValueError: for anything else, and for float64 without x64 mode.
     """
     if not isinstance(policy, jmp.Policy):
         try:

@@ -203,6 +203,20 @@ def test_loop_that_ends_later_in_half_is_named(batched):
     assert f"300 iterations in half, {loop.exact} in float32" in report.verdict
 
 
+def test_loop_that_rounds_nothing_explains_no_error():
+    def fn(x, w, iterations):
+        return jax.lax.fori_loop(0, iterations[0], lambda _, s: s + 1.0, x @ w)  # float32, from a half product
+
+    without, loop = (compare(fn, X, W, np.array([n], np.int32)) for n in (0, 50))
+    assert loop.loops[0].half == 50 and loop.roundings == without.roundings
+
+    def rounds(x, iterations):  # the loop computes in half
+        return jax.lax.fori_loop(0, iterations[0], lambda _, s: s * F16(1.01), x.astype(F16))
+
+    one, five = (compare(rounds, X, np.array([n], np.int32), dtype=None) for n in (1, 5))
+    assert five.roundings - one.roundings == 4
+
+
 def test_loop_of_equal_lengths_is_fine():
     def fn(w, b):
         return jax.lax.fori_loop(0, jnp.int32(b.sum() * 0 + 7), lambda i, z: jnp.tanh(w @ z), b)

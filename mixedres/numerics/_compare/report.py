@@ -133,14 +133,19 @@ class ErrorReport:
 
     @property
     def error(self) -> float:
-        """Returns the largest relative l2 error of a result; 0.0 if there is none."""
+        """Returns the largest of `errors`; 0.0 if no result was compared."""
         return max(self.errors.values(), default=0.0)
 
     @property
     def roundings(self) -> int:
-        """Returns the number of operations that rounded, not of elements; in a loop, one for each iteration."""
-        looped = sum(loop.half for loop in self.loops)
-        return looped + sum(max(1, len(row.iterations)) for row in self.rows if row.own)
+        """Returns the number of operations that rounded, not of elements.
+
+        An operation in a scan counts once for each iteration, and so does a whole `while` loop that rounded.
+        """
+        rounded = [row for row in self.rows if row.own]
+        of_loops = {(row.path, row.source) for row in rounded if row.primitive == "while"}
+        looped = sum(one.half for one in self.loops if (one.operation.path, one.operation.source) in of_loops)
+        return looped + sum(max(1, len(row.iterations)) for row in rounded if row.primitive != "while")
 
     @property
     def explained(self) -> float:
@@ -159,10 +164,11 @@ class ErrorReport:
 
     @property
     def is_explained(self) -> bool:
-        """Returns whether roundings explain the errors of the results.
+        """Returns whether roundings explain the errors of the results; False if `error` is infinite.
 
-        Roundings of the relative size e change a comparison for about the fraction e of the elements. If a selection
-        takes the wrong element that often, its relative l2 error is about the root of e.
+        The part of the error that begins at selections may be up to the root of `explained`, the rest up to
+        `explained`: roundings of the relative size e change a comparison for about the fraction e of the elements, and
+        wrong elements of that fraction are a relative l2 error of about the root of e.
         """
         if not math.isfinite(self.error):
             return False
@@ -285,7 +291,7 @@ class ErrorReport:
         return tuple(lines)
 
     def to_text(self) -> str:
-        """Returns the verdict, the advice, and a table of the operations at which the error begins."""
+        """Returns the verdict, the advice, and a table of the 15 source lines with the largest shares of the error."""
         lines = [self.verdict]
         if len(self.errors) > 1:
             worst = sorted(self.errors.items(), key=lambda item: -item[1])

@@ -35,9 +35,9 @@ Impl = Literal["auto", "scatter", "compare"]
 def exponents(x: jax.Array, impl: Impl = "auto") -> jax.Array:
     """Counts the elements of `x` by exponent.
 
-    Bin e + 127 counts the magnitudes from 2**e up to 2**(e + 1), for e from -126 to 127. A number that float16 rounds
-    up to 2**(e + 1), such as 1.9999, is counted there, for e below 127. Bin 0 counts zeros and magnitudes below
-    2**-126, bin 255 infinities, bin 256 NaNs.
+    Bin e + 127 counts the magnitudes from 2**e up to 2**(e + 1), for e from -126 to 127. Magnitudes are rounded to 11
+    significant bits first, those of normal float16 numbers, so that 1.9999 is in the bin of 2. The largest bin keeps
+    its numbers. Bin 0 counts zeros and magnitudes below 2**-126, bin 255 infinities, bin 256 NaNs.
 
     Args:
       x: array of any shape and real floating-point dtype; float64 is rounded to float32 first.
@@ -84,7 +84,7 @@ def _compare(bins: jax.Array) -> jax.Array:
 class Exponents:
     """Histogram of exponents on the host, with the effects of a cast to half precision after scaling.
 
-    Fractions near the limits of the format are exact to one octave.
+    Masses and errors assume that the elements of an octave are spread evenly over the octave.
 
     Attributes:
       counts: (BINS,) as `exponents` returns them, or a sum of such arrays.
