@@ -1,6 +1,7 @@
 """`examine`: counts the tensors of every layer by exponent during one gradient of a loss."""
 
 import dataclasses
+import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -78,14 +79,14 @@ def examine(
     if not dtypes and not floats_wanted:
         raise ValueError(f"select={select!r} matches no name; there are {listed([*(found | floats)], 3)}")
 
-    def counted(floats: dict[str, Any], *batch: Batch) -> tuple[TensorCounts, dict[str, Any]]:
+    def counted(floats: dict[str, Any], *batch: Batch) -> tuple[TensorCounts, dict[str, Any], jax.Array]:
         grad_fn = tapped_value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])
-        _, gradients, statistics = grad_fn(floats, *batch)
+        value, gradients, statistics = grad_fn(floats, *batch)
         counts = [{name: exponents(x[name]) for name in floats_wanted} for x in (gradients, floats)]
-        return TensorCounts(statistics, *counts), gradients
+        return TensorCounts(statistics, *counts), gradients, value[0] if has_aux else value
 
     try:
-        seen, gradients = jax.jit(counted, compiler_options=jax_compat.options_for_one_run())(floats, *batch)
+        seen, gradients, loss = jax.jit(counted, compiler_options=jax_compat.options_for_one_run())(floats, *batch)
     except jax.errors.UnexpectedTracerError:
         raise ValueError(
             "a tap is inside a function with a custom derivative (jax.custom_vjp or custom_jvp), or in a transform "
@@ -95,8 +96,8 @@ def examine(
     counted_taps = {row.name for row in rows if row.kind == "activation"}
     never = [name for name in seen.taps.names if name not in counted_taps]
     notes = _notes(found, dtypes, [name for name in dtypes if name not in seen.taps.names], never)
-    report = Report(rows, log2_scale, title, tuple(notes))
-    if not tries or report.dtype != "float16":
+    report = Report(rows, log2_scale, title, tuple(notes), loss=float(loss))
+    if not tries or report.dtype != "float16" or not math.isfinite(report.loss or 0.0):
         return report
     trials, why_none = tried(report, loss_of, has_aux, floats, gradients, batch)
     return dataclasses.replace(report, trials=trials, notes=(*report.notes, *filter(None, [why_none])))

@@ -79,15 +79,18 @@ class Trial:
 
     Attributes:
       log2_scale: exponent of the loss scale.
-      error: relative l2 error against the gradient in float32; infinite if the gradient is not finite.
+      error: relative l2 error against the gradient in float32; infinite if the gradient or the loss is not finite.
+      zeros: names of the parameters whose gradient is 0 in half, and not in float32.
     """
 
     log2_scale: int
     error: float
+    zeros: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         found = f"off by {100 * self.error:.2g} %" if math.isfinite(self.error) else "not finite"
-        return f"{found} at {format_power(self.log2_scale)}"
+        lost = f", where it is all zero for {listed(self.zeros, 2)}" if self.zeros else ""
+        return f"{found} at {format_power(self.log2_scale)}{lost}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,6 +105,7 @@ class Report:
       probes: limits of the loss scale at each examined step, set by `at_step`; empty if no step was given.
       comparisons: errors of real gradients in half precision; empty unless they were computed.
       trials: errors of the gradient in half at some loss scales, in order; empty if it was not tried.
+      loss: the loss in float32; None if it is not known.
     """
 
     rows: tuple[TensorRow, ...]
@@ -111,6 +115,7 @@ class Report:
     probes: tuple[Probe, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
     trials: tuple[Trial, ...] = ()
+    loss: float | None = None
 
     @cached_property
     def scaled(self) -> tuple[TensorRow, ...]:
@@ -245,6 +250,11 @@ class Report:
                 f"The {listed([*map(str, sick)], 1)} had infinities or NaNs already in {sick[0].dtype}, so no dtype "
                 "and no scale helps. Find where they begin with mixedres.numerics.first_nonfinite."
             )
+        if self.loss is not None and not math.isfinite(self.loss):
+            return (
+                f"The loss is {self.loss} already in float32, so no dtype and no scale helps. Find where that begins "
+                "with mixedres.numerics.first_nonfinite."
+            )
         kept, scale = self.keep_float32, format_power(self.recommended_log2_scale)
         if self.dtype == "bfloat16":
             return (
@@ -254,9 +264,9 @@ class Report:
             )
         if self.trials and not any(math.isfinite(trial.error) for trial in self.trials):
             return (
-                "Not float16 as it is: the gradient is not finite at any loss scale, because a value inside overflows. "
-                "mixedres.numerics.first_nonfinite(mixedres.autocast(loss_fn), ...) names it: keep it in float32, with "
-                "what reads it, or take bfloat16."
+                "Not float16 as it is: the gradient or the loss is not finite at any loss scale, because a value "
+                "inside overflows. mixedres.numerics.first_nonfinite(mixedres.autocast(loss_fn), ...) names it: keep "
+                "it in float32, with what reads it, or take bfloat16."
             )
         if self.keeps_scale and not kept:
             return f"Nothing to change at loss scale {scale}. {self._gradient_sentence()}"
@@ -298,6 +308,7 @@ class Report:
             probes=self.probes + other.probes,
             comparisons=self.comparisons + other.comparisons,
             trials=(),  # of one step
+            loss=next((x for x in (self.loss, other.loss) if x is not None and not math.isfinite(x)), self.loss),
         )
 
     def at_step(self, step: int) -> Report:

@@ -51,10 +51,18 @@ def tried(
     half = amp.autocast(loss, report.dtype, keep_float32=report.keep_float32_pattern)
 
     def error(scale: Array, floats: dict[str, Any], exact: dict[str, Any], *batch: Batch) -> jax.Array:
-        grads = jax.grad(lambda floats: half(floats, *batch).astype(jnp.float32) * scale)(floats)
+        """Returns the error, infinite for an infinite loss, and for each parameter whether half alone has zeros."""
+
+        def scaled(floats: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+            value = half(floats, *batch).astype(jnp.float32)
+            return value * scale, value
+
+        (_, value), grads = jax.value_and_grad(scaled, has_aux=True)(floats)
         pairs = [(grads[name].astype(jnp.float32) / scale, exact[name].astype(jnp.float32)) for name in exact]
         squares = [(jnp.square(a - b).sum(), jnp.square(b).sum()) for a, b in pairs]
-        return jnp.sqrt(sum(off for off, _ in squares) / sum(whole for _, whole in squares))
+        whole = jnp.sqrt(sum(off for off, _ in squares) / sum(whole for _, whole in squares))
+        zeros = [(~jnp.any(a) & jnp.any(b)).astype(jnp.float32) for a, b in pairs]
+        return jnp.stack([jnp.where(jnp.isfinite(value), whole, jnp.inf), *zeros])
 
     arguments = (floats, exact, *batch)
     try:
@@ -66,13 +74,13 @@ def tried(
         return (), f"the gradient in float16 was not tried: {str(refusal).partition(chr(10))[0]}"
 
     @functools.cache
-    def error_at(exponent: int) -> float:
-        found = float(compiled(np.float32(2.0**exponent), *arguments))
-        return found if math.isfinite(found) else math.inf
+    def trial(exponent: int) -> Trial:
+        found, *zeros = np.asarray(compiled(np.float32(2.0**exponent), *arguments)).tolist()
+        lost = tuple(name for name, is_zero in zip(exact, zeros, strict=True) if is_zero)
+        return Trial(exponent, found if math.isfinite(found) else math.inf, lost)
 
-    largest = largest_finite(error_at)
+    largest = largest_finite(lambda exponent: trial(exponent).error)
     used = [report.log2_scale] if report.log2_scale else []
     scales = sorted({largest - 1, report.recommended_log2_scale, *used})
     with jax.debug_nans(False), jax.debug_infs(False):
-        trials = tuple(Trial(exponent, error_at(exponent)) for exponent in scales)
-    return trials, ""
+        return tuple(map(trial, scales)), ""

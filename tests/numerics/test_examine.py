@@ -234,7 +234,7 @@ def test_value_that_overflows_without_a_tap_is_no_advice_for_float16():
 
     report = examine(loss, w, x)
     assert report.trials and all(math.isinf(trial.error) for trial in report.trials)
-    assert report.advice.startswith("Not float16 as it is: the gradient is not finite at any loss scale")
+    assert report.advice.startswith("Not float16 as it is: the gradient or the loss is not finite at any loss scale")
     assert examine(loss, w, np.full_like(x, np.nan)).trials == ()
 
 
@@ -248,3 +248,30 @@ def test_reason_why_float16_was_not_tried_is_a_note():
     report = examine(loss, w, x)
     assert report.keep_float32 == ("large",) and report.trials == ()
     assert report.notes[-1].startswith("the gradient in float16 was not tried: keep_float32='^/(large)$' matches")
+
+
+def test_loss_that_is_not_finite_is_seen():
+    def overflowing(p, x):  # beyond float16, with gradients that are not
+        return ((x @ p) @ jnp.ones((8, 1))).mean()
+
+    report = examine(overflowing, np.full((16, 8), 40, np.float32), np.full((8, 16), 200, np.float32))
+    assert report.loss == 1.024e6 and all(np.isinf(trial.error) for trial in report.trials)
+    assert report.advice.startswith("Not float16 as it is")
+
+    def undefined(p, x):
+        return jnp.square(x @ p).mean() + jax.lax.stop_gradient(jnp.log(-jnp.abs(x).sum()))
+
+    report = examine(undefined, normal(0, (16, 8)), normal(1, (8, 16)))
+    assert report.advice.startswith("The loss is nan already in float32") and report.trials == ()
+    assert (report + examine(undefined, normal(0, (16, 8)), normal(1, (8, 16)))).advice == report.advice
+
+
+def test_parameter_whose_gradient_becomes_zero_is_named():
+    def loss(p, x):
+        small = ((x * 1e4) @ p["small"]) @ jnp.ones((8, 8))
+        return (jnp.tanh(x @ p["big"]) * 1e3).sum() + 1e-9 * small.sum()
+
+    w, x = normal(0, (16, 8)), normal(1, (8, 16))
+    report = examine(loss, {"big": w, "small": w * 1e-4}, x)
+    assert report.trials[0].zeros == ("small",) and report.trials[0].error < 0.01
+    assert "where it is all zero for small" in report.advice

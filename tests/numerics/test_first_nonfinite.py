@@ -217,3 +217,10 @@ def test_numbers_of_python_are_passed_unchanged():
 
     assert first_nonfinite(fn, ones((4,)), 2, False).origin is None
     assert first_nonfinite(fn, ones((4,)), 2, True).origin.array.primitive == "log"
+
+
+def test_constant_result_that_is_not_finite_is_named():
+    found = first_nonfinite(lambda x: {"loss": jnp.full(3, jnp.nan), "y": x}, ones((3,)))
+    assert found.nonfinite_results == ("loss",) and found.origin is None
+    assert str(found) == "constants of the program are results that are not finite: loss"
+    assert first_nonfinite(lambda x: (float("nan"), x), ones((3,))).nonfinite_results == ("0",)

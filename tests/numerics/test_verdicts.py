@@ -9,6 +9,7 @@ import pytest
 from jax.experimental import pallas as pl
 
 from mixedres import autocast
+from mixedres.amp import PrecisionWarning
 from mixedres.numerics import compare
 
 F16 = jnp.float16
@@ -164,10 +165,10 @@ def test_result_without_a_finite_element_has_no_verdict(of):
 
     report = compare(loss, X, W, of=of)
     assert not report.is_fine and not report.is_off and report.errors == {} and report.uncompared == ("",)
-    assert report.verdict.startswith("No verdict on float16. The result has no finite element in float32 either")
+    assert report.verdict.startswith("No verdict on float16. Nothing of the result was compared")
     both = compare(lambda x, w: {"loss": loss(x, w), "y": x @ w}, X, W)
     assert both.uncompared == ("loss",) and list(both.errors) == ["y"] and not both.is_fine
-    assert "The result loss has no finite element" in both.verdict
+    assert "Nothing of the result loss was compared" in both.verdict
 
 
 def test_integers_that_differ_have_no_verdict():
@@ -178,8 +179,7 @@ def test_integers_that_differ_have_no_verdict():
     half, exact = (np.asarray(one(X, W)["codes"]) for one in (autocast(fn), fn))
     assert report.changed == {"codes": pytest.approx((half != exact).mean())} and report.changed["codes"] > 0.01
     assert not report.is_fine and not report.is_off and list(report.errors) == ["y"]
-    percent = f"differs in {100 * report.changed['codes']:.2g} % of its elements"
-    assert f"The result codes, of integers or booleans, {percent}" in report.verdict
+    assert f"The result codes differs in {100 * report.changed['codes']:.3g} % of its elements" in report.verdict
     assert compare(lambda x, w: jnp.argmax(x @ w, 1), X, W).is_fine
     assert compare(lambda key, x: (jax.random.split(key), x @ x.T), jax.random.key(0), X).is_fine  # keys
 
@@ -238,3 +238,90 @@ def test_another_loss_scale_is_the_first_mend(factor, scale):
     if exponent < 24:  # twice the scale is finite, four times is not
         assert np.isfinite(compare(loss, W, X, of="grad", scale=2.0 ** (exponent + 1)).error)
         assert np.isinf(compare(loss, W, X, of="grad", scale=2.0 ** (exponent + 2)).error)
+
+
+def true_error(fn, *args, dtype="fp16"):
+    """Relative l2 error of autocast against float32, in float64."""
+    half, exact = (np.asarray(jax.jit(one)(*args), np.float64) for one in (autocast(fn, dtype), fn))
+    return np.linalg.norm(half - exact) / np.linalg.norm(exact)
+
+
+SMALL_ROW, LARGE_ROW = (np.concatenate([X[:7], factor * X[:1]]) for factor in (1e-7, 1e5))
+ENTIRE = [  # function, first operand, dtype; the error is one of the whole result
+    (lambda x, w: (x @ w)[-1], SMALL_ROW, "fp16"),
+    (lambda x, w: jax.lax.scan(lambda c, _: (c * 0.1, c @ w), x, None, length=12)[1][-1], X, "fp16"),
+    (lambda x, w: jnp.split(x @ w, 8)[7], SMALL_ROW, "fp16"),
+    (lambda x, w: 1e20 * jnp.sin(x @ w), 30 * X, "bf16"),  # above 1e18, where masks begin
+    (lambda x, w: (x @ w) * 1e-16, 1e-9 * X, "fp16"),  # squares below float32
+]
+
+
+@pytest.mark.parametrize(("fn", "x", "dtype"), ENTIRE)
+def test_error_is_that_of_the_result_and_not_of_what_it_was_cut_from(fn, x, dtype):
+    report, expected = compare(fn, x, W, dtype=dtype), true_error(fn, x, W, dtype=dtype)
+    assert expected > 0.02 and report.error == pytest.approx(expected, rel=0.05) and not report.is_fine
+
+
+def test_overflow_that_is_cut_away_is_fine():
+    report = compare(lambda x, w: (x @ w)[:7], LARGE_ROW, W)
+    assert report.is_fine and report.error < 0.001
+
+
+def test_gradients_are_unscaled_in_float32():
+    def loss(w, x):
+        return (x.astype(w.dtype) @ w).astype(jnp.float32).mean()
+
+    report = compare(loss, W.astype(F16), X, dtype=None, of="grad", scale=2.0**16)  # infinite in float16
+    assert report.is_fine and 0 < report.error < 0.001
+
+
+def test_difference_of_infinities_is_no_noise():
+    x = np.full((2, 4), 200, np.float32)
+    report = compare(lambda x, y: x.astype(F16) @ y.astype(F16) - x.astype(F16) @ y.astype(F16), x, x.T, dtype=None)
+    assert report.noise == () and np.isinf(report.error) and not report.is_fine
+    # Half is 0, float32 is exactly 1 and has no digit to spare.
+    a, b = (np.float32([[1024, 1]]), np.float32([[1024], [301]]))
+    report = compare(lambda a, b, c: a @ b - a @ c, a, b, b - np.float32([[0], [1]]), dtype="bf16")
+    assert not report.is_fine and "Nothing was compared" in report.verdict
+
+
+def test_constants_of_a_half_function_are_named_under_autocast_too():
+    def norm(x):
+        return x / jnp.sqrt(jnp.square(x).mean() + 1e-8)
+
+    report = compare(norm, np.full(4, 1e-5, F16))
+    assert report.is_half and not report.is_fine and "a constant is 0 in float16" in report.zeros[0]
+
+
+def test_loops_that_part_without_an_error_need_no_mend():
+    def fn(x, w, c):
+        y = (x @ w)[0, 0]
+        return jax.lax.while_loop(lambda s: s[0] < (y - c) * 1e4, lambda s: (s[0] + 1.0, s[1]), (0.0, jnp.float32(2)))[
+            1
+        ]
+
+    with pytest.warns(PrecisionWarning):
+        report = compare(fn, X, W, np.asarray(jax.jit(jnp.dot)(X, W))[0, 0] - np.float32(1e-4))
+    assert report.is_off and report.error == 0.0 and report.mends == ()
+
+
+def test_infinity_of_float32_alone_has_no_verdict():
+    c = np.full((8, 16), -100, np.float32)
+    c[0, 0] = np.asarray(jax.jit(jnp.dot)(X, W))[0, 0]
+    report = compare(lambda x, w, c: 1 / (x @ w - c), X, W, c)
+    assert report.changed == {"": 1 / 128} and not report.is_fine
+    assert "The result is finite in half alone in 0.781 % of its elements" in report.verdict
+
+
+def test_keys_that_differ_have_no_verdict():
+    def fn(key, x, w):
+        return jax.random.fold_in(key, (100 * x @ w).sum().astype(jnp.int32))
+
+    report = compare(fn, jax.random.key(0), 100 * X, W)
+    assert report.changed and not report.is_fine and "differs in 100 % of its elements" in report.verdict
+
+
+def test_larger_error_of_two_results_of_one_name_counts():
+    x = np.full((4, 4), 300, np.float32)
+    report = compare(lambda x: {"a": {"b": jnp.log((x @ x) @ x)}, "a/b": x[:1, :1] @ x[:1, :1]}, x)
+    assert report.errors == {"a/b": np.inf} and not report.is_fine

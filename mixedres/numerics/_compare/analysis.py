@@ -129,9 +129,13 @@ class Analysis:
     """
 
     def __init__(
-        self, statistics: Statistics, results: Sequence[tuple[str, Tensor | None]], dtype: np.dtype[Any]
+        self,
+        statistics: Statistics,
+        results: Sequence[tuple[str, Tensor | None]],
+        dtype: np.dtype[Any],
+        overflowing: Sequence[str],
     ) -> None:
-        """Takes the statistics of a `PairRecorder`, named results, and the half dtype."""
+        """Takes the statistics of a `PairRecorder`, named results, the half dtype, and the results that overflow."""
         self._statistics, self._eps = statistics, float(recorder.rounding(dtype))
         tensors = [tensor for tensor in statistics.tensors if tensor.primitive not in recorder.ITERATIONS]
         self.loops = _loops(statistics)
@@ -139,7 +143,7 @@ class Analysis:
         with np.errstate(over="ignore", invalid="ignore"):  # sums over the devices
             self._numbers = {place: statistics.at(place).astype(np.float64).sum(0) for place in self._places}
         measured = [(name, tensor) for name, tensor in results if tensor is not None]
-        self.noise = tuple(name for name, tensor in measured if self._is_noise((tensor, ())))
+        self.noise = tuple(name for name, one in measured if name not in overflowing and self._is_noise((one, ())))
         measured = [(name, tensor) for name, tensor in measured if name not in self.noise]
         self.errors = {name: self.accumulated((tensor, ())) for name, tensor in measured}
         self._mass = self._flow([(tensor, ()) for _, tensor in measured])

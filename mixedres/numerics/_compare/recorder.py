@@ -21,7 +21,7 @@ SQUARES, ERROR, OWN, INFINITE, ZEROS = range(5)
 # Arrays up to this size are measured together: thousands of small reductions would take most of the compile time.
 SMALL = 4096
 # Numbers beyond are masks, such as -1e30, like infinities.
-_MASK = 1e18
+MASK = 1e18
 # They run once, on the numbers of the half program. The float32 program goes on from their results. So do operations on
 # mutable arrays and other operations with effects.
 _MEETING = {"bitcast_convert_type", "pure_callback", "pallas_call"}
@@ -182,7 +182,7 @@ def _errors_on_host(pair: Pair) -> np.ndarray:
 
 
 def _is_regular(array: Array) -> Any:
-    return abs(array) < _MASK
+    return abs(array) < MASK
 
 
 def _real(array: Array, xp: Any) -> Any:

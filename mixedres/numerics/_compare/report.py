@@ -107,8 +107,10 @@ class ErrorReport:
       zeros: sentences about constants that became 0 in half while the function was traced, and meet a division or a
         logarithm. Where the function is traced in float32, they are not 0.
       infinities: sentences about constants that are infinite in half.
-      uncompared: names of the results of which no element is finite in float32 either.
-      changed: {name: fraction of the elements that differ} of the results of integers or booleans that do.
+      uncompared: names of the results that have nothing but infinities, NaNs and masks beyond 1e18 in float32 too.
+      changed: {name: fraction of the elements that differ} of the results of integers, booleans or keys that do, and
+        {name: fraction of the elements that are finite in half alone} of other results.
+      is_half: whether the function computes in half before `autocast`.
       of: 'value' or 'grad', see `compare`.
     """
 
@@ -129,6 +131,7 @@ class ErrorReport:
     infinities: tuple[str, ...] = ()
     uncompared: tuple[str, ...] = ()
     changed: dict[str, float] = dataclasses.field(default_factory=dict)
+    is_half: bool = False
     of: str = "value"
 
     @property
@@ -179,10 +182,16 @@ class ErrorReport:
     def is_fine(self) -> bool:
         """Returns whether nothing `is_off`, and all that could be off was compared.
 
-        False if `unfollowed`, `uncompared` or `changed` is not empty. For dtype=None and a function in half, False also
-        if `nonfinite` is true or `zeros` is not empty.
+        False if `unfollowed`, `uncompared` or `changed` is not empty, and if all results are `noise`. For a function
+        that is half already, False also if `nonfinite` is true or `zeros` is not empty.
         """
-        return not (self.is_off or self.unfollowed or self.uncompared or self.changed or self._is_unknown)
+        unknown = self.unfollowed or self.uncompared or self.changed or self._is_unknown
+        return not (self.is_off or unknown or self._is_noise)
+
+    @property
+    def _is_noise(self) -> bool:
+        """Returns whether no result was compared, because all are zero but for rounding in float32 too."""
+        return bool(self.noise) and not self.errors
 
     @property
     def is_off(self) -> bool:
@@ -199,8 +208,7 @@ class ErrorReport:
 
         The constants of a function that is half already were rounded when it was traced.
         """
-        is_half = not self.rewritten and any(row.dtype == self.dtype for row in self.rows)
-        return is_half and (self.nonfinite or bool(self.zeros))
+        return self.is_half and (self.nonfinite or bool(self.zeros))
 
     @property
     def contributors(self) -> tuple[Contributor, ...]:
@@ -221,7 +229,7 @@ class ErrorReport:
         halves = [row for row in self.rows if row.primitive and (row.dtype == self.dtype or row.own)]
         if not halves:
             return f"No operation of {self.function} is computed in {self.dtype}; the results are those of float32."
-        if (self.uncompared or self.changed) and not self.errors:
+        if (self.uncompared or self.changed or self._is_noise) and not self.errors and not self.is_off:
             return f"No verdict on {self.dtype}."
         worst = max(self.errors, key=lambda name: self.errors[name], default="")
         off = "not finite" if math.isinf(self.error) else f"off by {self.error:.2g}"
@@ -261,12 +269,14 @@ class ErrorReport:
             )
         elif self.uncompared:
             names = f" {listed(self.uncompared, 3)}" * any(self.uncompared)
-            yield f"The result{names} has no finite element in float32 either, so nothing of it was compared."
+            yield f"Nothing of the result{names} was compared: float32 too has infinities, NaNs or masks there alone."
         elif self.nonfinite:
             yield "Infinities and NaNs that float32 has too are not compared."
+        if self._is_noise:
+            yield "Nothing was compared: all results cancel all but the last digits of their operands in float32 too."
         for name, fraction in self.changed.items():
-            result = f"The result{f' {name}' * bool(name)}, of integers or booleans,"
-            yield f"{result} differs in {100 * fraction:.2g} % of its elements."
+            how = "is finite in half alone" if name in (*self.errors, *self.noise, *self.uncompared) else "differs"
+            yield f"The result{f' {name}' * bool(name)} {how} in {100 * fraction:.3g} % of its elements."
         if self.nonfinite:
             yield "mixedres.numerics.first_nonfinite finds where they begin."
         yield from self.zeros

@@ -18,13 +18,13 @@ import numpy as np
 from mixedres import amp
 from mixedres._internal import jax_compat
 from mixedres._internal.cli import console
-from mixedres._internal.tree import HALF, is_half, is_inexact
+from mixedres._internal.tree import HALF, at_least_float32, is_half, is_inexact
 from mixedres._internal.types import Array, DType, Function, Jaxpr, PyTree
 from mixedres.numerics._compare.analysis import Analysis
 from mixedres.numerics._compare.constants import rounded_constants
-from mixedres.numerics._compare.exact import widened
 from mixedres.numerics._compare.recorder import PairRecorder
 from mixedres.numerics._compare.report import ErrorReport, Mend
+from mixedres.numerics._compare.results import Outcome
 from mixedres.numerics._recording.arguments import Traced, is_array
 from mixedres.numerics._rows import format_power
 from mixedres.numerics._scales import largest_finite
@@ -84,7 +84,9 @@ class _Half:
                 raise ValueError(f"of='grad' takes a function that returns a float scalar, got {jnp.shape(value)}")
             return value * jnp.asarray(self.scale, jnp.float32)
 
-        grads = [g / jnp.asarray(self.scale, g.dtype) for g in jax.grad(loss)([leaves[i] for i in varied])]
+        # In float32 at least, as optimizers with float32 weights do: 2**16 is infinite in float16.
+        wide = [g.astype(at_least_float32(g.dtype)) for g in jax.grad(loss)([leaves[i] for i in varied])]
+        grads = [g / jnp.asarray(self.scale, g.dtype) for g in wide]
         by_position = dict(zip(varied, grads, strict=True))
         return jax.tree.unflatten(structure, [by_position.get(i) for i in range(len(leaves))])
 
@@ -108,7 +110,8 @@ def compare(
     program gave it (its own error), and in float32 on the operands of the float32 program (the accumulated error). A
     `while` loop or a `cond` counts as one operation; a scan has errors for each iteration. If the results are off by
     more than rounding explains, changes that may mend the error are tried, each by one more run. Random keys are the
-    same in both programs. Callbacks run once, on the numbers of the half program. In a `while` loop or a `cond`,
+    same in both programs, and so are constants: 0.999 that became 1 beside a bfloat16 array, when `fn` was traced, is 1
+    in both. Callbacks run once, on the numbers of the half program. In a `while` loop or a `cond`,
     callbacks run for the float32 program too.
 
     Args:
@@ -135,39 +138,39 @@ def compare(
     """
     options = {"dtype": dtype, "lists": lists, "level": level, "keep_float32": keep_float32}
     half = _Half(fn, None if dtype is None else options, of, scale)
-    _check(half, args)
-    if dtype is None and (lists is not None or level != "default" or keep_float32):
-        raise ValueError("lists, level and keep_float32 are options of autocast; leave them out with dtype=None")
+    _check(half, args, ignored=dtype is None and (lists is not None or level != "default" or bool(keep_float32)))
     program = Traced.of(half, args, names)
     found = _half_dtype(program) if dtype is None else amp.half_dtype(dtype)
     progress = _Progress(program.jaxpr)
     recorder = PairRecorder(program.platform)
     recorder.on_operation = progress.add
     results, tensors, statistics = recorder.run(program.jaxpr, program.names, program.arrays)
-    finite = {name: _finite(exact) for name, (_, exact) in zip(program.results, results, strict=True)}
-    empty = [name for name, where in finite.items() if where.size and not where.any()]
-    changed = {name: _changed(*pair) for name, pair in zip(program.results, results, strict=True)}
-    named = [(name, one) for name, one in zip(program.results, tensors, strict=True) if name not in empty]
-    analysis = Analysis(statistics, named, found)
-    zeros, infinities = rounded_constants(program.jaxpr) if dtype is None else ([], [])
+    outcomes = [Outcome.of(*pair) for pair in results]
+    named = list(zip(program.results, outcomes, strict=True))
+    empty = [name for name, outcome in named if not outcome.is_compared]
+    measured = [one for one in zip(program.results, tensors, strict=True) if one[0] not in empty]
+    analysis = Analysis(statistics, measured, found, [name for name, outcome in named if outcome.overflows])
+    plain = program if dtype is None else Traced.of(dataclasses.replace(half, options=None), args, names)
+    zeros, infinities = rounded_constants(plain.jaxpr)
     report = ErrorReport(
         half.__name__,
         found,
         analysis.rows,
-        analysis.errors,
+        {name: max(x.error for same, x in named if same == name) for name in analysis.errors},  # names may be equal
         analysis.noise,
         analysis.jump,
         analysis.hidden,
         (),
         dtype is not None,
-        not all(where.all() for where in finite.values()),
+        not all(outcome.is_finite for outcome in outcomes),
         analysis.loops,
         analysis.growing,
         tuple(recorder.unfollowed),
         tuple(zeros),
         tuple(infinities),
         tuple(empty),
-        {name: fraction for name, fraction in changed.items() if fraction},
+        {name: outcome.changed for name, outcome in named if outcome.changed},
+        any(is_half(atom.aval) for eqn in jax_compat.equations(plain.jaxpr) for atom in eqn.outvars),
         of,
     )
     if not report.is_off or dtype is None:
@@ -180,8 +183,8 @@ def compare(
     return dataclasses.replace(report, mends=_mends(report, half, args, counted, progress))
 
 
-def _check(half: _Half, args: Sequence[PyTree]) -> None:
-    """Raises TypeError or ValueError for arguments of `compare` that do not fit together."""
+def _check(half: _Half, args: Sequence[PyTree], *, ignored: bool) -> None:
+    """Raises TypeError or ValueError for arguments of `compare` that do not fit together, or would be ignored."""
     if not callable(half.fn):
         raise TypeError(f"compare takes a function and its arguments, got {half.fn!r}")
     if half.of not in ("value", "grad"):
@@ -192,19 +195,10 @@ def _check(half: _Half, args: Sequence[PyTree]) -> None:
         raise ValueError("of='grad' takes the gradient with respect to the first argument, got no arguments")
     if half.of == "value" and half.scale != 1.0:
         raise ValueError(f"scale={half.scale!r} is the loss scale of gradients; leave it out, or give of='grad'")
+    if ignored:
+        raise ValueError("lists, level and keep_float32 are options of autocast; leave them out with dtype=None")
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
         raise ValueError("compare runs the function, so it takes arrays, got a jax.ShapeDtypeStruct; try amp.explain")
-
-
-def _finite(array: Any) -> np.ndarray:
-    """Returns which elements of a result are finite; all of an integer array."""
-    return np.isfinite(np.asarray(widened(array))) if is_inexact(array) else np.ones(np.shape(array), bool)
-
-
-def _changed(half: Any, exact: Any) -> float:
-    """Returns the fraction of the elements of an integer or boolean result that differ; 0.0 for other results."""
-    is_counted = any(jnp.issubdtype(jnp.result_type(exact), kind) for kind in (jnp.integer, jnp.bool_))
-    return float((np.asarray(half) != np.asarray(exact)).mean()) if is_counted and np.size(exact) else 0.0
 
 
 class _Progress:
@@ -278,7 +272,7 @@ def _mends(
 
 def _removed(error: float, before: float) -> float:
     """Returns the fraction of an error that a change removes."""
-    return 0.0 if math.isinf(error) else 1.0 if math.isinf(before) else 1 - error / before
+    return 0.0 if math.isinf(error) or not before else 1.0 if math.isinf(before) else 1 - error / before
 
 
 def _best_scale(half: _Half, args: Sequence[PyTree], exact: Mapping[int, Any]) -> tuple[int, float]:
@@ -319,16 +313,4 @@ def _compiled(fn: Function, args: Sequence[PyTree]) -> Callable[..., list[Any]]:
 
 def _largest_error(found: Sequence[Any], exact: Mapping[int, Any]) -> float:
     """Returns the largest relative l2 error of the results in `exact`, by their places."""
-    return max((_error(found[i], array) for i, array in exact.items()), default=0.0)
-
-
-def _error(found: Any, exact: Any) -> float:
-    """Returns the relative l2 error of a result."""
-    if not is_inexact(exact):
-        return 0.0
-    wide = np.asarray(exact, np.complex128 if jnp.iscomplexobj(exact) else np.float64)
-    difference = np.where(np.isfinite(wide), np.asarray(widened(found)) - wide, 0)
-    error, norm = (float(np.linalg.norm(x.reshape(-1))) for x in (difference, np.where(np.isfinite(wide), wide, 0)))
-    if not math.isfinite(error):
-        return math.inf
-    return 0.0 if not error else error / norm if norm else math.inf
+    return max((Outcome.of(found[i], array).error for i, array in exact.items()), default=0.0)

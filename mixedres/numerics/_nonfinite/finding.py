@@ -72,7 +72,7 @@ class Finding:
       nonfinite_results: names of the results that are not finite, such as 'loss' or 'b/1'; a result that is no tree has
         the name ''.
       origin: where infinities and NaNs that reach a result begin: `origin.array` is the first array that is not
-        finite, beside its `inputs`, `devices` and `iterations`; None if all results are finite.
+        finite, beside its `inputs`, `devices` and `iterations`; None if all results are finite, or constants.
       hidden: pairs of an array with infinities and of a finite array that was computed from the infinities, such as a
         quotient 1 / inf = 0. Empty if a result is not finite. Written masks of -inf, and operations such as tanh or a
         maximum, which are right for an infinite operand, do not count.
@@ -84,6 +84,9 @@ class Finding:
     hidden: tuple[tuple[ArrayRecord, ArrayRecord], ...] = ()
 
     def __str__(self) -> str:
+        if self.origin is None and self.nonfinite_results:
+            named = listed([name or "the result" for name in self.nonfinite_results], 3)
+            return f"constants of the program are results that are not finite: {named}"
         if self.origin is None:
             by = dict.fromkeys(f"{row.primitive} at {row.source or 'an unknown line'}" for _, row in self.hidden)
             arrays = len({id(array) for array, _ in self.hidden})

@@ -1,5 +1,6 @@
 """`first_nonfinite`: evaluation of a traced program that measures whether its arrays are finite."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from mixedres._internal.tree import is_inexact
 from mixedres._internal.types import Array, Function, PyTree
 from mixedres.numerics._nonfinite import finding
 from mixedres.numerics._recording.arguments import Traced
@@ -40,6 +42,10 @@ class _FiniteRecorder(Recorder):
         """Returns `_statistics`."""
         return _statistics(array)
 
+    def returned(self, array: Array) -> Any:
+        """Returns the array."""
+        return array
+
 
 def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> finding.Finding:
     """Runs `fn(*args)` and finds the first array that is not finite.
@@ -67,5 +73,12 @@ def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> f
     """
     program = Traced.of(fn, args, names)
     recorder = _FiniteRecorder(program.platform)
-    _, tensors, statistics = recorder.run(program.jaxpr, program.names, program.arrays)
-    return finding.Search(statistics).finding(list(zip(program.results, tensors, strict=True)))
+    results, tensors, statistics = recorder.run(program.jaxpr, program.names, program.arrays)
+    found = finding.Search(statistics).finding(list(zip(program.results, tensors, strict=True)))
+    # Constants of the program have no tensor.
+    constants = [
+        name
+        for name, result, tensor in zip(program.results, results, tensors, strict=True)
+        if tensor is None and is_inexact(result) and not jnp.isfinite(result).all()
+    ]
+    return dataclasses.replace(found, nonfinite_results=(*found.nonfinite_results, *constants))
