@@ -203,7 +203,7 @@ def predicted(run: pathlib.Path, scale: float) -> dict[str, Any]:
 def table(found: list[dict[str, Any]]) -> list[str]:
     """The lines of a Markdown table."""
     head = ["case", "seeds", "test top-1", "difference (95 % interval), points", "test cross-entropy"]
-    head += ["difference (95 % interval)", "within 0.25 points, within 0.01"]
+    head += ["difference (95 % interval)", f"within {MARGINS['top1']} points, within {MARGINS['loss']}"]
     lines = []
     for row in found:
         cells = [f"`{row['case']}`", str(row["n"])]

@@ -97,7 +97,7 @@ def examine(
     never = [name for name in seen.taps.names if name not in counted_taps]
     notes = _notes(found, dtypes, [name for name in dtypes if name not in seen.taps.names], never)
     report = Report(rows, log2_scale, title, tuple(notes), loss=float(loss))
-    if not tries or report.dtype != "float16" or not math.isfinite(report.loss or 0.0):
+    if not tries or report.dtype != "float16" or not math.isfinite(float(loss)):
         return report
     trials, why_none = tried(report, loss_of, has_aux, floats, gradients, batch)
     return dataclasses.replace(report, trials=trials, notes=(*report.notes, *filter(None, [why_none])))

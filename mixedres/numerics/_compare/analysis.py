@@ -119,7 +119,7 @@ class Analysis:
 
     Attributes:
       rows: one row per operation on floating-point numbers, in order of evaluation.
-      errors: relative l2 errors of the results by name.
+      compared: names of the results that are compared.
       noise: names of the results that are left out, because they are zero but for rounding in float32 too.
       jump: the first operation whose error jumps and through which much of the error of the results passes, or None.
       hidden: pairs of an operation with infinities and of an operation with finite results that reads them.
@@ -145,7 +145,7 @@ class Analysis:
         measured = [(name, tensor) for name, tensor in results if tensor is not None]
         self.noise = tuple(name for name, one in measured if name not in overflowing and self._is_noise((one, ())))
         measured = [(name, tensor) for name, tensor in measured if name not in self.noise]
-        self.errors = {name: self.accumulated((tensor, ())) for name, tensor in measured}
+        self.compared = tuple(name for name, _ in measured)
         self._mass = self._flow([(tensor, ()) for _, tensor in measured])
         self._factors = factors(tensors)
         by_tensor: dict[Tensor, list[Place]] = defaultdict(list)

@@ -140,7 +140,7 @@ def compare(
     half = _Half(fn, None if dtype is None else options, of, scale)
     _check(half, args, ignored=dtype is None and (lists is not None or level != "default" or bool(keep_float32)))
     program = Traced.of(half, args, names)
-    found = _half_dtype(program) if dtype is None else amp.half_dtype(dtype)
+    found = _half_dtype(program.jaxpr) if dtype is None else amp.half_dtype(dtype)
     progress = _Progress(program.jaxpr)
     recorder = PairRecorder(program.platform)
     recorder.on_operation = progress.add
@@ -156,7 +156,7 @@ def compare(
         half.__name__,
         found,
         analysis.rows,
-        {name: max(x.error for same, x in named if same == name) for name in analysis.errors},  # names may be equal
+        _errors(named, analysis.compared),
         analysis.noise,
         analysis.jump,
         analysis.hidden,
@@ -170,7 +170,7 @@ def compare(
         tuple(infinities),
         tuple(empty),
         {name: outcome.changed for name, outcome in named if outcome.changed},
-        any(is_half(atom.aval) for eqn in jax_compat.equations(plain.jaxpr) for atom in eqn.outvars),
+        bool(_half_dtypes(plain.jaxpr)),
         of,
     )
     if not report.is_off or dtype is None:
@@ -224,14 +224,24 @@ class _Progress:
             console.complain(f"compare: {what}")
 
 
-def _half_dtype(program: Traced) -> np.dtype[Any]:
+def _errors(outcomes: Sequence[tuple[str, Outcome]], compared: Sequence[str]) -> dict[str, float]:
+    """Returns the errors of the compared results by name; of results with one name, the largest."""
+    errors = dict.fromkeys(compared, 0.0)
+    for name, outcome in outcomes:
+        if name in errors:
+            errors[name] = max(errors[name], outcome.error)
+    return errors
+
+
+def _half_dtypes(jaxpr: Jaxpr) -> set[np.dtype[Any]]:
+    """Returns the half dtypes in which a program computes."""
+    atoms = (atom for eqn in jax_compat.equations(jaxpr) for atom in eqn.outvars)
+    return {np.dtype(atom.aval.dtype) for atom in atoms if is_half(atom.aval)}
+
+
+def _half_dtype(jaxpr: Jaxpr) -> np.dtype[Any]:
     """Returns the half dtype in which a program computes; float16 if it computes in none or in both."""
-    dtypes = {
-        np.dtype(atom.aval.dtype)
-        for eqn in jax_compat.equations(program.jaxpr)
-        for atom in eqn.outvars
-        if is_half(atom.aval)
-    }
+    dtypes = _half_dtypes(jaxpr)
     return dtypes.pop() if len(dtypes) == 1 else HALF[0]
 
 
