@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import importlib.metadata
 import os
 import pathlib
 import platform
@@ -34,6 +33,8 @@ def versions() -> dict[str, str | None]:
 
 
 def _version(name: str) -> str | None:
+    import importlib.metadata  # takes a third of the time that a command needs before it can take signals
+
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:  # some come under other names, such as opencv-python

@@ -130,11 +130,16 @@ def in_a_checkpoint(run, workdir):
     time.sleep(random.uniform(0.0, 0.03))
 
 
-def in_the_start(run, workdir):
-    """Waits until the process takes SIGTERM, which is before most imports, and up to two seconds more."""
-    status, taken = Path(f"/proc/{run.process.pid}/status"), 1 << (signal.SIGTERM - 1)
+def wait_until_it_takes_signals(process):
+    """Waits until a command takes SIGTERM, which is before most imports; Python alone takes only SIGINT."""
+    status, taken = Path(f"/proc/{process.pid}/status"), 1 << (signal.SIGTERM - 1)
     while not int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16) & taken:
         time.sleep(0.002)
+
+
+def in_the_start(run, workdir):
+    """Waits until the process takes signals, and up to two seconds more."""
+    wait_until_it_takes_signals(run.process)
     time.sleep(random.uniform(0.0, 2.0))
 
 

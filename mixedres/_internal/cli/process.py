@@ -26,8 +26,8 @@ def start(main: Callable[[Sequence[str]], int]) -> NoReturn:
         console.complain("mixedres: the commands need Linux or macOS; on Windows, use WSL 2, or the library alone")
         leave(2)
     huge_pages.ask()
-    drop_noise()
     signals.end_at_once()
+    drop_noise()
     leave(main(sys.argv))
 
 
