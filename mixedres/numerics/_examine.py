@@ -110,8 +110,9 @@ class TensorCounts:
 
     Attributes:
       taps: counts of values and their gradients.
-      gradients: uint32 counts of weight gradients by name, up to 2**32 elements; see `counting.exponents`.
-      parameters: the same of weights.
+      gradients: {name: uint32 (BINS,) counts} of weight gradients of up to 2**32 elements, as `counting.exponents`
+        returns them.
+      parameters: {name: uint32 (BINS,) counts} of the weights.
     """
 
     taps: TapStatistics

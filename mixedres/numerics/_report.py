@@ -136,7 +136,8 @@ class Report:
     def recommended_log2_scale(self) -> int:
         """Returns the exponent of the recommended loss scale, by the counts and the trials.
 
-        It is `counted_log2_scale`, unless a trial at another scale is far better: then that scale.
+        It is `counted_log2_scale`, unless the error of its trial is over twice the smallest error of `trials` plus
+        0.001: then it is the scale of the smallest error.
         """
         errors = {trial.log2_scale: trial.error for trial in self.trials}
         best = min(errors, key=lambda log2_scale: errors[log2_scale], default=self.counted_log2_scale)
@@ -194,7 +195,10 @@ class Report:
 
     @cached_property
     def negligible(self) -> frozenset[TensorRow]:
-        """Returns the rows of biases that are below float16's last place at the largest result of their module."""
+        """Returns the rows of biases that are so small beside the results of their module that float16 drops them.
+
+        The largest element of such a bias is over 10 octaves, float16's mantissa, below the largest result.
+        """
         tops = {row.name: row.exponents.top for row in self.rows if row.kind == "activation"}
 
         def is_small_bias(row: TensorRow) -> bool:

@@ -88,12 +88,12 @@ class TensorRow:
         return max(part.lost_mass(self.at(log2_scale)) for part in self.parts)
 
     def is_lost(self, log2_scale: int) -> bool:
-        """Returns whether over 1 % of the mass becomes zero in float16 at the loss scale 2**log2_scale."""
+        """Returns whether over 1 % of the sum of all magnitudes becomes zero in float16 at the scale 2**log2_scale."""
         return self.lost(log2_scale) > LOST
 
     @cached_property
     def min_sufficient_log2_scale(self) -> int | None:
-        """Returns the exponent of the smallest loss scale that keeps 99.9 % of the mass; None if all is zero."""
+        """Returns the exponent of the smallest loss scale that keeps 99.9 % of the magnitudes' sum; None for zeros."""
         found = [part.min_sufficient_log2_scale(FLUSHING) for part in self.parts]
         return max((log2_scale for log2_scale in found if log2_scale is not None), default=None)
 
@@ -149,9 +149,10 @@ class TensorRow:
     def verdict(self, log2_scale: int) -> str:
         """Returns the first verdict that applies in float16 at the loss scale 2**log2_scale.
 
-        'non-finite'; 'all zero'; 'OVERFLOW': the largest element becomes infinite; 'LOST': over 1 % of the mass becomes
-        zero; 'headroom < 4x'; 'flushing': over 0.1 % of the mass becomes zero; 'inexact': the expected error of the
-        cast is over 1 %; 'low': over half of the nonzero elements have fewer digits than usual, or none; 'ok'.
+        'non-finite'; 'all zero'; 'OVERFLOW': the largest element becomes infinite; 'LOST': over 1 % of the mass (the
+        sum of all magnitudes) becomes zero; 'headroom < 4x'; 'flushing': over 0.1 % of the mass becomes zero;
+        'inexact': the expected error of the cast is over 1 %; 'low': over half of the nonzero elements have fewer
+        digits than usual, or none; 'ok'.
         """
         exponents, moved = self.exponents, self.at(log2_scale)
         if not self.is_finite:

@@ -123,7 +123,12 @@ class _Counted:
 @_register
 @dataclasses.dataclass(frozen=True)
 class NoOpLossScale(_Counted, jmp.NoOpLossScale):
-    """Loss scale of 1, for float32, and for bfloat16, which has the range of float32. Skipped steps are counted."""
+    """Loss scale of 1, for float32, and for bfloat16, which has the range of float32.
+
+    Attributes:
+      consecutive_skipped: int32 scalar, steps skipped since the last applied one.
+      total_skipped: int32 scalar, steps skipped since the start.
+    """
 
     def __post_init__(self) -> None:
         self._convert()
@@ -135,7 +140,7 @@ class NoOpLossScale(_Counted, jmp.NoOpLossScale):
 
     @property
     def at_minimum(self) -> jax.Array:
-        """Returns True, a boolean scalar: a step that is not finite halts the run, as there is no scale to lower."""
+        """Returns True, a boolean scalar: no lower scale can help a step that is not finite."""
         return jnp.asarray(True)
 
     def scale(self, tree: T) -> T:
@@ -147,7 +152,7 @@ class NoOpLossScale(_Counted, jmp.NoOpLossScale):
         return map_inexact(lambda x: x, tree)
 
     def adjust(self, grads_finite: Any) -> NoOpLossScale:
-        """Counts a skipped step where `grads_finite` (a boolean scalar) is false."""
+        """Returns the loss scale with one more skipped step if `grads_finite` (a boolean scalar) is false."""
         return self._count(jnp.asarray(grads_finite, bool))
 
 
@@ -172,6 +177,8 @@ class StaticLossScale(_Scaled, jmp.StaticLossScale):
 
     Attributes:
       loss_scale: float32 scalar, finite and > 0.
+      consecutive_skipped: int32 scalar, steps skipped since the last applied one.
+      total_skipped: int32 scalar, steps skipped since the start.
 
     Raises:
       ValueError: for a `loss_scale` that is no such number.
@@ -189,7 +196,7 @@ class StaticLossScale(_Scaled, jmp.StaticLossScale):
         return jnp.asarray(False)
 
     def adjust(self, grads_finite: Any) -> StaticLossScale:
-        """Counts a skipped step where `grads_finite` (a boolean scalar) is false; the scale stays."""
+        """Returns the same scale, with one more skipped step counted if `grads_finite` (a boolean scalar) is false."""
         return self._count(jnp.asarray(grads_finite, bool))
 
 
@@ -212,6 +219,8 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
       factor: float32 scalar > 1.
       min_loss_scale: float32 scalar > 0, the smallest scale.
       max_loss_scale: float32 scalar < inf, the largest scale.
+      consecutive_skipped: int32 scalar, steps skipped since the last applied one.
+      total_skipped: int32 scalar, steps skipped since the start.
 
     Raises:
       ValueError: where a number is outside these ranges.
@@ -265,8 +274,9 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
         """Returns the loss scale for the next step.
 
-        The scale is multiplied by `factor` after `period` finite steps in a row, up to `max_loss_scale`. After a step
-        that is not finite it is divided by `factor`, down to `min_loss_scale`, and the skipped step is counted.
+        After `period` finite steps in a row the scale is multiplied by `factor`, or stays if the product would be above
+        `max_loss_scale`. After a step that is not finite the scale is divided by `factor`, but is never below
+        `min_loss_scale`, and the skipped step is counted.
 
         Args:
           grads_finite: whether the gradients of this step were finite, a boolean scalar.

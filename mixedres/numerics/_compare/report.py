@@ -143,7 +143,8 @@ class ErrorReport:
     def roundings(self) -> int:
         """Returns the number of operations that rounded, not of elements.
 
-        An operation in a scan counts once for each iteration, and so does a whole `while` loop that rounded.
+        An operation in a scan counts once for each iteration. A `while` loop that rounded counts once for each of its
+        iterations, however many operations it has.
         """
         rounded = [row for row in self.rows if row.own]
         of_loops = {(row.path, row.source) for row in rounded if row.primitive == "while"}
@@ -152,7 +153,10 @@ class ErrorReport:
 
     @property
     def explained(self) -> float:
-        """Returns the largest error that the roundings explain, if they are independent."""
+        """Returns the largest error that the roundings explain, if they are independent.
+
+        The part of the error that begins at selections may be larger; see `is_explained`.
+        """
         return SLACK * rounding(self.dtype) * math.sqrt(max(1, self.roundings))
 
     @property
@@ -195,7 +199,7 @@ class ErrorReport:
 
     @property
     def is_off(self) -> bool:
-        """Returns whether `error` is over 2 %, or 10 % for of='grad', or more than independent roundings explain.
+        """Returns whether `error` is over 2 %, or 10 % for of='grad', or not `is_explained`.
 
         True also if `hidden` is not empty, and if a `while` loop takes over twice as many iterations in one program.
         """

@@ -2,6 +2,6 @@
 
 from mixedres.numerics.counting.histograms import Exponents, exponents
 from mixedres.numerics.counting.linen import tap_modules
-from mixedres.numerics.counting.taps import TapStatistics, tapped_value_and_grad
+from mixedres.numerics.counting.taps import Tapped, TapStatistics, read, tapped_value_and_grad
 
-__all__ = ["Exponents", "TapStatistics", "exponents", "tap_modules", "tapped_value_and_grad"]
+__all__ = ["Exponents", "TapStatistics", "Tapped", "exponents", "read", "tap_modules", "tapped_value_and_grad"]

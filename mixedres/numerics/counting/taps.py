@@ -55,7 +55,7 @@ class TapStatistics:
       names: names of the taps, in the order of execution.
       dtypes: value dtypes of the taps, in the same order.
       counts: for each tap float32 (2, 2, BINS + 1): of the value and of its gradient, a low and a high part of every
-        count, which is low + 4096 * high. The last slot counts executions. `read`, in the same module, converts them.
+        count, which is low + 4096 * high. The last slot counts executions. `counting.read` converts them to histograms.
     """
 
     names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
