@@ -162,7 +162,7 @@ def _html_table(table: Table) -> str:
     head, rows = table
     cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr>{cells}</tr>{body}</table>"
+    return f'<table tabindex="0"><tr>{cells}</tr>{body}</table>'
 
 
 def markdown(results: Results, sections: list[tuple[str, Table | None, str | None]]) -> str:

@@ -70,10 +70,12 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 def _described(wrong: int, shown: int) -> str:
     """Returns which of the errors the page shows."""
     if not wrong:
-        return "no errors"
+        return "There are no errors."
     if shown < wrong:
-        return f"the {shown:,} errors with the largest losses, of {wrong:,}"
-    return f"all {wrong:,} errors, the largest loss first" if wrong > 1 else "the only error"
+        return f"The page shows the {shown:,} errors with the largest losses, of {wrong:,}."
+    if wrong == 1:
+        return "The page shows the only error."
+    return f"The page shows all {wrong:,} errors, the largest loss first."
 
 
 def count_confusions(results: ImageResults) -> dict[tuple[int, int], int]:
@@ -98,7 +100,7 @@ def matrix(counts: dict[tuple[int, int], int], names: Sequence[str]) -> str:
         rows.append(f'<tr><th title="{escaped(name)}">{escaped(name)}</th>{"".join(cells)}</tr>')
     return (
         '<h2>Confusion matrix</h2><p class="soft">A row is a class, a column a predicted class.</p>'
-        f'<div class="scroll"><table class="matrix"><thead><tr><td></td>{head}</tr></thead>'
+        f'<div class="scroll" tabindex="0"><table class="matrix"><thead><tr><td></td>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
@@ -149,7 +151,9 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence
 
     columns = "".join(f"<th>{name}</th>" for name in head)
     body = "".join(f"<tr>{line(row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>'
+    return (
+        f'<div class="scroll" tabindex="0"><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
 
 
 def _tile(results: ImageResults, place: int, image: np.ndarray, names: Sequence[str], source: Source) -> Tile:

@@ -112,7 +112,7 @@ def test_errors_page_has_matrix_classes_and_worst_errors(tmp_path):
     answers = np.bincount(predicted)
     name = html.escape(("a", "b", "<c>", "d")[answers.argmax()])
     assert f"<p>{answers.max()} of 60 are predicted as {name}, the most frequent prediction</p>" in text
-    assert f"<p>all {wrong} errors, the largest loss first</p>" in text and "order as read" not in text
+    assert f"<p>The page shows all {wrong} errors, the largest loss first.</p>" in text and "order as read" not in text
     assert text.count("<article") == wrong and "image 0<" not in text and "&lt;c&gt;" in text and "<c>" not in text
 
 
@@ -155,7 +155,7 @@ def test_pairs_replace_the_matrix_of_many_classes(tmp_path):
     count, total = ((labels == 7) & (predicted == 8)).sum(), (labels == 7).sum()
     first = f'<td>7</td><td>8</td><td class="n">{count}</td><td class="n">{count / total:.1%}</td>'
     wrong = (labels != predicted).sum()
-    assert f"<p>the 200 errors with the largest losses, of {wrong:,}</p>" in text
+    assert f"<p>The page shows the 200 errors with the largest losses, of {wrong:,}.</p>" in text
     assert first in text and text.count("<article") == data.results.MOST_ERRORS and "Confusion matrix" not in text
 
 
@@ -177,4 +177,4 @@ def test_true_class_outside_the_shown_classes_has_its_probability(tmp_path):
     predict.write_errors(tmp_path / "errors.html", found, source(8), "t")
     bars = re.findall(r'<li style="--p:([0-9.]+)%" title="(.)">', (tmp_path / "errors.html").read_text())
     assert len(bars) == 6 and bars[-1] == (f"{100 * np.exp(-3):.2f}", str(label))
-    assert "<p>the only error</p>" in (tmp_path / "errors.html").read_text()
+    assert "<p>The page shows the only error.</p>" in (tmp_path / "errors.html").read_text()
