@@ -34,8 +34,8 @@ class PrecisionWarning(UserWarning):
 
     Autocast casts no product if all products ask for float32, for example by jax_default_matmul_precision, or are of
     sparse matrices. A while loop whose condition depends on products in half may meet its tolerance late or never.
-    The warning comes when the rewritten function is called or traced, for a loop once in a process. `explain` has the
-    same text in `Report.notes`.
+    The warning comes when the rewritten function is called or traced, for a loop once in a process.
+    `Report.notes` of `explain` name the same products and loops.
     """
 
 

@@ -195,9 +195,9 @@ class Report:
 
     @cached_property
     def negligible(self) -> frozenset[TensorRow]:
-        """Returns the rows of biases that are so small beside the results of their module that float16 drops them.
+        """Returns the rows of biases over 10 octaves, float16's mantissa, below the largest result of their module.
 
-        The largest element of such a bias is over 10 octaves, float16's mantissa, below the largest result.
+        A bias is a parameter with the name 'b', 'beta' or 'bias'; a bias of zeros is left out.
         """
         tops = {row.name: row.exponents.top for row in self.rows if row.kind == "activation"}
 
@@ -248,17 +248,14 @@ class Report:
     @property
     def advice(self) -> str:
         """Returns the recommendation and its reason, in two or three sentences."""
-        sick = [row for row in self.rows if not row.is_finite]
-        if sick:
-            return (
-                f"The {listed([*map(str, sick)], 1)} had infinities or NaNs already in {sick[0].dtype}, so no dtype "
-                "and no scale helps. Find where they begin with mixedres.numerics.first_nonfinite."
-            )
-        if self.loss is not None and not math.isfinite(self.loss):
-            return (
-                f"The loss is {self.loss} already in float32, so no dtype and no scale helps. Find where that begins "
-                "with mixedres.numerics.first_nonfinite."
-            )
+        found = ""
+        if sick := [row for row in self.rows if not row.is_finite]:
+            found = f"The {listed([*map(str, sick)], 1)} had infinities or NaNs already in {sick[0].dtype}"
+        elif self.loss is not None and not math.isfinite(self.loss):
+            found = f"The loss is {self.loss} already in float32"
+        if found:
+            helps = "so no dtype and no scale helps. Find where that begins with mixedres.numerics.first_nonfinite."
+            return f"{found}, {helps}"
         kept, scale = self.keep_float32, format_power(self.recommended_log2_scale)
         if self.dtype == "bfloat16":
             return (

@@ -93,7 +93,10 @@ class TensorRow:
 
     @cached_property
     def min_sufficient_log2_scale(self) -> int | None:
-        """Returns the exponent of the smallest loss scale that keeps 99.9 % of the magnitudes' sum; None for zeros."""
+        """Returns the exponent of the smallest loss scale at which float16 keeps 99.9 % of the sum of all magnitudes.
+
+        None if all elements are zero.
+        """
         found = [part.min_sufficient_log2_scale(FLUSHING) for part in self.parts]
         return max((log2_scale for log2_scale in found if log2_scale is not None), default=None)
 

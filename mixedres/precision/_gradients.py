@@ -73,7 +73,7 @@ class ScaledGradients:
         grads = scaled({"w": 8 * w}, StaticLossScale(8.0))
         assert (grads.unscaled()["w"] == w).all()
 
-    A pytree. Linear maps keep the scale right: sums and means over microbatches or devices, products with a number
+    A pytree. Linear maps do not change the scale: sums and means over microbatches or devices, products with a number
     other than 0. After other maps, such as clipping, and for sums of gradients with different scales, the scale is NaN,
     and `loss_scaled` skips the step. A global norm of scaled gradients is infinite.
 
@@ -88,7 +88,10 @@ class ScaledGradients:
 
     @property
     def scale(self) -> jax.Array:
-        """Returns the scale, a float32 scalar; NaN if a map was not linear or a sum left the range of its dtype."""
+        """Returns the loss scale, which linear maps do not change, as a float32 scalar.
+
+        NaN if a map was not linear, or a sum left the range of its dtype.
+        """
         _, one, large = self._carried()
         scale = self.unchecked_scale
         # 1 up to rounding, also that of bfloat16; infinite after a cast to float16, which is no error.
@@ -98,9 +101,10 @@ class ScaledGradients:
 
     @property
     def unchecked_scale(self) -> jax.Array:
-        """Returns the scale, a float32 scalar, without looking for maps that are not linear.
+        """Returns the loss scale as a float32 scalar, without looking for maps that are not linear.
 
-        After such a map the number means nothing. Where there was no map, XLA reduces it to the loss scale.
+        Linear maps do not change the loss scale. After another map the number means nothing. Where there was no map,
+        XLA removes the division that computes the loss scale.
         """
         times_scale, one, _ = self._carried()
         return times_scale / one

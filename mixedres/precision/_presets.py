@@ -199,10 +199,11 @@ def parse_policy(policy: str | jmp.Policy) -> jmp.Policy:
 
     Args:
       policy: a policy; or 'params=float32,compute=float16,output=float32', the same with p=, c= and o=, or one dtype
-        for all three. Without output=, results have the compute dtype. Names of presets are no policies.
+        for all three. Without output=, results have the compute dtype; without another part, that part is float32.
+        'bf16' is the dtype, for parameters too, and not the preset; the policy of a preset is `get(name).policy`.
 
     Raises:
-      ValueError: for anything else, and for float64 without x64 mode.
+      ValueError: for anything else, such as 'fp16', and for float64 without x64 mode.
     """
     if not isinstance(policy, jmp.Policy):
         try:

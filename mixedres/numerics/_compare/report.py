@@ -85,8 +85,9 @@ class ErrorReport:
     Attributes:
       function: name of the function.
       dtype: the half dtype; for dtype=None the one in which the function computes, or float16 if there are none or two.
-      rows: one `OperationRow` per operation on floating-point numbers, in order of evaluation. The function's
-        floating-point arguments are rows too, with an empty `primitive`.
+      rows: one `OperationRow` per operation on floating-point numbers, in order of evaluation, but for operations that
+        only move, negate or widen elements, such as reshape and pad. The function's floating-point arguments and
+        constants are rows too, with an empty `primitive`.
       errors: relative l2 error against the float32 program by the name of the result, but for `noise` and
         `uncompared`; infinite for infinities or NaNs that float32 does not have. A result that is no tree has the name
         ''.

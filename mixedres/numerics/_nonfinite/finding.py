@@ -68,7 +68,8 @@ class Finding:
     """Result of `first_nonfinite`.
 
     Attributes:
-      arrays: all floating-point arrays, arguments included, in order of evaluation.
+      arrays: all floating-point arrays, arguments and constants included, in order of evaluation, but for those that
+        only move, negate or widen the elements of another.
       nonfinite_results: names of the results that are not finite, such as 'loss' or 'b/1'; a result that is no tree has
         the name ''.
       origin: where infinities and NaNs that reach a result begin: `origin.array` is the first array that is not
