@@ -201,7 +201,7 @@ class Lists:
           dtype: float16, for whose default lists; for any other dtype those of bfloat16. As `jnp.dtype` takes it.
 
         Raises:
-          TypeError: for other `lists`.
+          TypeError: for other `lists`, and see `replace`.
           ValueError: see `replace`.
         """
         if lists is None:

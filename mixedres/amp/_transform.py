@@ -72,12 +72,15 @@ def autocast(
         which halves the bytes that the devices exchange.
 
     Returns:
-      A function with the signature of `fn` whose results have the same structure and dtypes.
+      A function with the signature of `fn` whose results have the same structure and dtypes; numbers become arrays.
 
     Raises:
       TypeError: for a `fn` that is not callable, for other `lists`, and (when called) for results that are neither
         arrays nor numbers nor None.
       ValueError: for an invalid option, and (when called) for an expression that matches no path.
+
+    Warns:
+      PrecisionWarning: when called, if no product is cast although `fn` has products, and see there.
     """
     return rewrite(fn, checked(fn, dtype, lists, level, keep_float32, allreduce_dtype))
 

@@ -14,7 +14,7 @@ import numpy as np
 from mixedres._internal import jax_compat
 from mixedres._internal.errors import listed
 from mixedres._internal.tree import is_array, leaves_by_path
-from mixedres._internal.types import Array, Batch, Function, Params
+from mixedres._internal.types import Array, Function, Params, PyTree
 from mixedres.numerics._report import Report
 from mixedres.numerics._rows import TensorRow, log2_of_scale
 from mixedres.numerics._trials import tried
@@ -25,7 +25,7 @@ from mixedres.numerics.counting.taps import names, read
 def examine(
     loss_fn: Function,
     params: Params,
-    *batch: Batch,
+    *batch: PyTree,
     scale: float = 1.0,
     select: str = "",
     has_aux: bool = False,
@@ -37,11 +37,12 @@ def examine(
         print(examine(loss_fn, params, x).advice)
 
     Use the loss as computed in float32 and without a loss scale: what float16 has already lost cannot be counted. The
-    report covers the results of all flax.linen modules, all values passed to `numerics.tap`, the gradients of both, the
-    parameters, and their gradients. `loss_fn` is compiled and run once. Then the gradient of `autocast(loss_fn)` in
-    float16 is compiled, and run at the loss scales that the advice names, because gradients without a tap may underflow
-    or overflow too. That run is left out if the counts already speak for bfloat16, if the gradients are all zero or not
-    finite, and, with a note, if autocast refuses the function.
+    report covers the results of flax.linen modules (of `__call__`; of the outermost module only if it has no others),
+    all values passed to `numerics.tap`, the gradients of both, the parameters, and their gradients. `loss_fn` is
+    compiled and run once. Then the gradient of `autocast(loss_fn)` in float16 is compiled, and run at the loss scales
+    that the advice names, because gradients without a tap may underflow or overflow too. That run is left out if the
+    counts already speak for bfloat16, if the gradients are all zero or not finite, and, with a note, if autocast
+    refuses the function.
 
     Args:
       loss_fn: (params, *batch) -> float scalar, or (scalar, aux) if `has_aux`; jitted or not.
@@ -63,7 +64,7 @@ def examine(
     log2_scale = log2_of_scale(scale)
     arrays, floats = _arrays_by_name(params)
 
-    def loss_of(floats: dict[str, Any], *batch: Batch) -> Any:
+    def loss_of(floats: dict[str, Any], *batch: PyTree) -> Any:
         tree = jax.tree.unflatten(jax.tree.structure(params), list((arrays | floats).values()))
         tapped = tap_modules(loss_fn) if "flax.linen" in sys.modules else loss_fn
         return tapped(tree, *batch)
@@ -79,7 +80,7 @@ def examine(
     if not dtypes and not floats_wanted:
         raise ValueError(f"select={select!r} matches no name; there are {listed([*(found | floats)], 3)}")
 
-    def counted(floats: dict[str, Any], *batch: Batch) -> tuple[TensorCounts, dict[str, Any], jax.Array]:
+    def counted(floats: dict[str, Any], *batch: PyTree) -> tuple[TensorCounts, dict[str, Any], jax.Array]:
         grad_fn = tapped_value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])
         value, gradients, statistics = grad_fn(floats, *batch)
         counts = [{name: exponents(x[name]) for name in floats_wanted} for x in (gradients, floats)]

@@ -182,8 +182,7 @@ class Report:
     def keep_float32(self) -> tuple[str, ...]:
         """Returns the modules that should stay in float32 even at the recommended scale.
 
-        One of their tensors comes within 4x of overflow, loses over 0.1 % of its mass, or has an error of over 1 %
-        after the cast to float16. Biases far below the values that they are added to are ignored.
+        One of their tensors `is_damaged`, and not `negligible`. `keep_float32_pattern` is what `autocast` takes.
         """
         damaged = {row.layer for row in self.relevant if row.is_damaged(self.recommended_log2_scale)}
         return tuple(module for module in self.modules if module in damaged)
@@ -323,7 +322,7 @@ class Report:
         return _text.render(self, problems_only=problems_only)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the whole report for `json.dumps`; numbers that are not finite become None."""
+        """Returns the report, with its `half_limits`, for `json.dumps`; numbers that are not finite become None."""
         limits = self.half_limits
         limit = limits.limited_by
         document = {
@@ -331,6 +330,7 @@ class Report:
             "title": self.title,
             "advice": self.advice,
             "notes": list(self.notes),
+            "loss": self.loss,
             "present_log2_scale": self.log2_scale,
             "recommended_log2_scale": self.recommended_log2_scale,
             "max_safe_log2_scale": limits.max_safe_log2_scale,

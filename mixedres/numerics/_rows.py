@@ -83,12 +83,13 @@ class TensorRow:
     def lost(self, log2_scale: int) -> float:
         """Returns the fraction of the mass that becomes zero in float16 at the loss scale 2**log2_scale.
 
-        The mass is the sum of all magnitudes; of several examinations, the worst one counts.
+        The mass is the sum of all magnitudes; of several examinations, the worst one counts. The loss scale multiplies
+        gradients, and no other tensors.
         """
         return max(part.lost_mass(self.at(log2_scale)) for part in self.parts)
 
     def is_lost(self, log2_scale: int) -> bool:
-        """Returns whether over 1 % of the sum of all magnitudes becomes zero in float16 at the scale 2**log2_scale."""
+        """Returns whether `lost` is over 1 % at the loss scale 2**log2_scale."""
         return self.lost(log2_scale) > LOST
 
     @cached_property
@@ -145,7 +146,8 @@ class TensorRow:
         """Returns whether the tensor should stay in float32 at the loss scale 2**log2_scale.
 
         It has infinities or NaNs, or comes within 4x of overflow, or over 0.1 % of its mass (the sum of all magnitudes)
-        becomes zero, or the expected error of its cast is over 1 %.
+        becomes zero, or the expected error of its cast is over 1 %. The loss scale multiplies gradients, and no other
+        tensors.
         """
         return LEVELS[self.verdict(log2_scale)] in ("bad", "warn")
 

@@ -344,7 +344,7 @@ def make_loss_scale(spec: Any, **dynamic: Any) -> LossScale:
 
     Raises:
       TypeError: for an option that `DynamicLossScale` does not have.
-      ValueError: for any other `spec`, also a loss scale of jmp.
+      ValueError: for any other `spec`, also a loss scale of jmp, and for an option outside its range.
     """
     if isinstance(spec, LossScale):
         return spec

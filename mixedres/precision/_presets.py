@@ -103,6 +103,7 @@ def preset_of(compute_dtype: DTypeLike, implementation: str) -> str:
 
     Raises:
       ValueError: if there is none.
+      TypeError: for a `compute_dtype` that `jnp.dtype` does not take, such as 'fp16'.
     """
     dtype = jnp.dtype(compute_dtype).name
     for name, preset in PRESETS.items():

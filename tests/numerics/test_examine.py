@@ -255,7 +255,7 @@ def test_loss_that_is_not_finite_is_seen():
         return ((x @ p) @ jnp.ones((8, 1))).mean()
 
     report = examine(overflowing, np.full((16, 8), 40, np.float32), np.full((8, 16), 200, np.float32))
-    assert report.loss == 1.024e6 and all(np.isinf(trial.error) for trial in report.trials)
+    assert report.loss == report.to_json()["loss"] == 1.024e6 and all(np.isinf(trial.error) for trial in report.trials)
     assert report.advice.startswith("Not float16 as it is")
 
     def undefined(p, x):
@@ -263,6 +263,7 @@ def test_loss_that_is_not_finite_is_seen():
 
     report = examine(undefined, normal(0, (16, 8)), normal(1, (8, 16)))
     assert report.advice.startswith("The loss is nan already in float32") and report.trials == ()
+    assert report.to_json()["loss"] is None
     assert (report + examine(undefined, normal(0, (16, 8)), normal(1, (8, 16)))).advice == report.advice
 
 

@@ -111,8 +111,8 @@ def compare(
     `while` loop or a `cond` counts as one operation; a scan has errors for each iteration. If the results are off by
     more than rounding explains, changes that may mend the error are tried, each by one more run. Random keys are the
     same in both programs, and so are constants: 0.999 that became 1 beside a bfloat16 array, when `fn` was traced, is 1
-    in both. Callbacks run once, on the numbers of the half program. In a `while` loop or a `cond`,
-    callbacks run for the float32 program too.
+    in both. Callbacks run once, on the numbers of the half program; in a `while` loop or a `cond`, for the float32
+    program too. In each run that tries a change they run again.
 
     Args:
       fn: a function of pytrees of arrays. It may compute in half already, by casts of its own: then both its casts and

@@ -166,7 +166,8 @@ def tapped_value_and_grad(
     Returns:
       A function of the arguments of `fn` to (value, gradients, statistics), with the value and gradients of
       `jax.value_and_grad` and the `TapStatistics` of the taps on which the loss depends. The arguments to
-      differentiate are given by place, others by place or by name.
+      differentiate are given by place, strings and switches by name, because arguments given by place are traced.
+      The other values of `has_aux` are pytrees of arrays.
 
     Raises:
       ValueError: when called, if `fn` executes no tap and `select` is None.
