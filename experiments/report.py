@@ -4,7 +4,7 @@ python -m experiments.report runs/sweeps/precision
 python -m experiments.report --evidence runs/sweeps/fashion_mnist    (image by image; --evidence --help explains it)
 
 Writes report.html (one file with its images inside), report.md and plots/*.png, *.svg into the sweep's directory, and
-with --name=NAME the numbers and two of the images to experiments/results/sweep_NAME*.
+with --name=NAME the numbers to experiments/results/sweep_NAME.json.
 Differences and ratios are taken seed by seed against the sweep's baseline; intervals are 95 % ones of Student's t.
 """
 
@@ -12,7 +12,6 @@ import datetime
 import html
 import pathlib
 import re
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 
@@ -228,9 +227,7 @@ def main(argv: list[str]) -> int:
     replace_text(options.directory / "report.md", markdown(results, sections))
     replace_text(options.directory / "report.html", page(results, sections, folder))
     if options.name:
-        path = runs.write(f"sweep_{options.name}", kept)
-        for image in ("accuracy", "curves"):
-            shutil.copy(folder / f"{image}.png", path.with_name(f"{path.stem}_{image}.png"))
+        runs.write(f"sweep_{options.name}", kept)
     for note in results.notes:
         console.say(f"note: {note}")
     tables = (_markdown_table(sections[0][1]), _markdown_table(sections[1][1]))
