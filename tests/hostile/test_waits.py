@@ -122,7 +122,7 @@ def assert_gone(group, place):
     assert not list(place.rglob("*.part")) and not list(place.rglob("*orbax-checkpoint-tmp*"))
 
 
-# Seconds after the command takes signals; before that, 0.1 s after its start, Python answers them.
+# Seconds after the command takes signals, 0.2 s of CPU time after its start. Before that Python answers signals.
 EARLY = [(signal.SIGINT, delay) for delay in (0.0, 0.6, 2.0, 3.5)] + [(signal.SIGTERM, 2.5), (signal.SIGHUP, 2.5)]
 
 
