@@ -188,7 +188,8 @@ class Lists:
     def default(cls, dtype: DType) -> Lists:
         """Returns the default lists of float16, or for any other dtype those of bfloat16.
 
-        bfloat16 has the range of float32, so squares and integer powers may be half.
+        bfloat16 has the range of float32, so squares and integer powers may be half. `dtype` is what `jnp.dtype` takes;
+        names of presets such as 'fp16' raise TypeError.
         """
         return cls() if jnp.dtype(dtype) == jnp.float16 else cls().replace({"infer": BFLOAT16_INFER})
 

@@ -80,7 +80,7 @@ def autocast(
       ValueError: for an invalid option, and (when called) for an expression that matches no path.
 
     Warns:
-      PrecisionWarning: when called, if no product is cast although `fn` has products, and see there.
+      PrecisionWarning: when called, if `fn` has products and none is cast, and for some while loops; see there.
     """
     return rewrite(fn, checked(fn, dtype, lists, level, keep_float32, allreduce_dtype))
 

@@ -24,7 +24,7 @@ OPTIONS = {"padding": PADDINGS, "pool_padding": PADDINGS, "projection": ("shape"
 NAMES = (*(f"resnet{size}" for size in _IMAGENET_SIZES), "cifar_resnet{6n+2}")
 
 # Networks that are no ResNets, by the name in config.model.name: functions from the fields of `Network`, as keyword
-# arguments, to a network. The keys of a config that are about ResNets (model.*, batch_norm.*) do not apply to them.
+# arguments, to a network. The keys of a config that are about ResNets (`model.*`, `batch_norm.*`) do not apply to them.
 NETWORKS: dict[str, Callable[..., Any]] = {}
 
 

@@ -143,7 +143,7 @@ class TensorRow:
         return top is not None and top + self.at(log2_scale) + MARGIN > TOP
 
     def is_damaged(self, log2_scale: int) -> bool:
-        """Returns whether the tensor should stay in float32 at the loss scale 2**log2_scale.
+        """Returns whether the tensor should stay in float32, and not be float16, at the loss scale 2**log2_scale.
 
         It has infinities or NaNs, or comes within 4x of overflow, or over 0.1 % of its mass (the sum of all magnitudes)
         becomes zero, or the expected error of its cast is over 1 %. The loss scale multiplies gradients, and no other

@@ -32,11 +32,12 @@ def loss_scaled(
     overflows float32 makes updates of 0, which are finite.
 
     Line searches and some optimizers take more arguments. `value` (the loss, without the scale) must be finite for a
-    step to be applied. `grad` (gradients, without the scale or `ScaledGradients`) and the results of `grad_fn` are
-    unscaled. `value_fn` returns the loss without the scale. Other functions are refused, except with
-    `NoOpLossScale`: the optimizer would differentiate them without the scale. `checked`: the same scaled gradients in
-    another form, a tree of any shapes, in which to look for infinities and NaNs (in memory order, this is faster on
-    GPUs). It must have all the numbers of the gradients: a NaN that it lacks is found only by the check of the updates.
+    step to be applied. `grad` has gradients without the scale, or `ScaledGradients`. `grad_fn` returns
+    `ScaledGradients`, which are unscaled for `tx`; plain gradients are refused, except with `NoOpLossScale`. `value_fn`
+    returns the loss without the scale. Other functions are refused, except with `NoOpLossScale`: the optimizer would
+    differentiate them without the scale. `checked`: the same scaled gradients in another form, a tree of any shapes, in
+    which to look for infinities and NaNs (in memory order, this is faster on GPUs). It must have all the numbers of the
+    gradients: a NaN that it lacks is found only by the check of the updates.
 
     Gradients of several losses may be one tree, such as {"a": grads_a, "b": grads_b}; `optax.partition` gives each its
     own `loss_scaled`.

@@ -87,7 +87,7 @@ class Precision:
         return autocast(fn, self.policy.compute_dtype, self.lists, level=self.level, keep_float32=self.keep_float32)
 
     def make_loss_scale(self, **dynamic: Any) -> LossScale:
-        """Returns a new loss scale of kind `loss_scale`; `dynamic` is ignored unless that is 'dynamic'."""
+        """Returns a new loss scale of kind `loss_scale`; `dynamic` are options of `DynamicLossScale`, else ignored."""
         return make_loss_scale(self.loss_scale, **dynamic)
 
 
@@ -131,7 +131,8 @@ def get(
     Args:
       name: a key of `PRESETS`.
       policy: a `jmp.Policy` or its text, such as 'params=float32,compute=float16,output=float32'. In jmp's grammar
-        'c=bf16' implies bfloat16 outputs. The loss scale stays the preset's.
+        'c=bf16' implies bfloat16 outputs. The loss scale stays the preset's. A graph rewrite uses the compute dtype
+        alone.
       norm_policy: the policy of normalization, in the same form. None computes in float32 and returns the compute
         dtype.
       loss_scale: 'none', 'dynamic' or a number > 0.
