@@ -16,7 +16,13 @@ from mkdocs.structure.pages import Page
 
 ROOT = pathlib.Path(__file__).parent.parent
 # {live page: page of the site that has a link to it}
-BACK = {"explain": "autocast", "sweep": "experiments", "errors": "photographs", "notebook": "notebook"}
+BACK = {
+    "explain": "autocast",
+    "sweep": "experiments",
+    "errors": "photographs",
+    "recipe": "results",
+    "notebook": "notebook",
+}
 # A word of inline code that fits on a line of a telephone. Browsers would break --config after the hyphens.
 WORD = re.compile(r"(?<!\S)\S{2,45}(?!\S)")
 # {page of the site: file of the repository}

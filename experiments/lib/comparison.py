@@ -142,7 +142,10 @@ def ratio(variant: Variant, baseline: Variant, figure: str) -> Estimate | None:
 
 
 def document(results: Results) -> dict[str, Any]:
-    """The sweep in a few numbers, for a file: of each variant mean and standard deviation of each figure."""
+    """The sweep in a few numbers, for a file: of each variant mean and standard deviation of each figure.
+
+    'evaluations' are [step, top-1 in percent] of each evaluation, the mean of the runs that have it.
+    """
     summaries = [summary for variant in results.variants for summary in variant.summaries.values()]
     if any("date" not in summary for summary in summaries):
         raise ConfigError("some runs are of an older version, which told less; train them again, or leave --name out")
@@ -158,6 +161,7 @@ def document(results: Results) -> dict[str, Any]:
         variants.append(
             {"name": variant.name, "n": len(variant.summaries)}
             | {figure: variant.mean(figure) for figure in FIGURES}
+            | {"evaluations": _evaluations(variant)}
             | {name: dataclasses.asdict(estimate) if estimate else None for name, estimate in estimates.items()}
         )
     return {
@@ -185,6 +189,14 @@ def metrics(directory: pathlib.Path, kind: str, name: str) -> tuple[list[int], l
                 if values.get("kind") == kind and values.get(name) is not None:
                     points.append((values["step"], values[name]))
     return [step for step, _ in points], [value for _, value in points]
+
+
+def _evaluations(variant: Variant) -> list[tuple[int, float]]:
+    found: dict[int, list[float]] = {}
+    for directory in variant.directories.values():
+        for step, top1 in zip(*metrics(directory, "eval", "top1"), strict=True):
+            found.setdefault(step, []).append(100 * top1)
+    return [(step, statistics.fmean(values)) for step, values in sorted(found.items())]
 
 
 def _pairs(variant: Variant, baseline: Variant, figure: str) -> list[tuple[float, float]]:

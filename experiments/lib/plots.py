@@ -217,6 +217,24 @@ def presets(rows: list[dict[str, Any]], margin: float) -> plt.Figure:
 
 
 @plt.rc_context(NARROW)
+def recipe(rows: list[dict[str, Any]]) -> plt.Figure:
+    """Test errors of each preset over the epochs.
+
+    Args:
+        rows: variants of sweep_*.json, with an evaluation after every epoch.
+    """
+    figure, panel = plt.subplots(figsize=(4.4, 3.2), layout="constrained")
+    for index, row in enumerate(rows):
+        errors = [100 - top1 for _, top1 in row["evaluations"]]
+        panel.plot(range(1, len(errors) + 1), errors, color=f"C{index}", linewidth=3.2 - index, label=row["name"])
+    panel.set(xlabel="epoch", ylabel="test error, %", yscale="log")
+    panel.set_yticks((5, 10, 20, 50), ("5", "10", "20", "50"))
+    panel.minorticks_off()
+    figure.legend(loc="outside upper center", ncols=len(rows), frameon=False)
+    return figure
+
+
+@plt.rc_context(NARROW)
 def peers(rows: list[dict[str, Any]]) -> plt.Figure:
     """Our time divided by PyTorch's, with intervals, for each network and dtype.
 

@@ -100,6 +100,7 @@ def test_numbers_are_kept_under_a_name_beside_any_pair(tmp_path, monkeypatch):
     kept = json.loads((tmp_path / "sweep_test.json").read_text())
     fp32, fp16, _ = kept["variants"]
     assert fp32["n"] == 3 and fp32["difference_top1"] is None and fp32["top1"] == pytest.approx([92.0, 2.0])
+    assert fp32["evaluations"] == [[2, pytest.approx(92.0)]]
     assert fp16["difference_top1"]["mean"] == pytest.approx(1.0) and fp16["difference_top1"]["n"] == 3
     assert fp16["ratio_train_loss"]["mean"] == pytest.approx((1 / 1.5 / 1.5 / 2.0) ** (1 / 3))
     assert "| test top-1 | 50.00 % | 92.00 % |" in (directory / "report.md").read_text()
