@@ -61,5 +61,5 @@ def test_sweeps_of_the_project_are_whole(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     sweep = plan.load(str(path))
     runs = plan.expand(sweep)
-    assert len(runs) >= 3 and sweep.question.endswith("?")
+    assert len(runs) >= 4 and sweep.question.endswith("?")
     assert any(run.overrides | sweep.baseline == run.overrides for run in runs)
