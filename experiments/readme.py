@@ -5,8 +5,8 @@ python -m experiments.readme
 Nothing in them is typed by hand. README.md gets one table, the accuracy of every preset. docs/results.md gets five
 pictures, each with a table: accuracy (evidence_*.json), a published recipe (sweep_fashion_mnist_resnet20.json), speed
 beside PyTorch (versus_cpu_amx_*.json), programs of other libraries (third_party_float16.json) and bytes of a step
-(aot_h200.json). Where benchmark_*.json or
-gpu_*.json has GPUs, the page gets their speed too. The picture of the accuracy is also the picture of README.md.
+(aot_h200.json). Where benchmark_*.json or gpu_*.json has GPUs, the page gets their speed too. The picture of the
+accuracy is also the picture of README.md.
 """
 
 import hashlib

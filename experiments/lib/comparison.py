@@ -144,7 +144,7 @@ def ratio(variant: Variant, baseline: Variant, figure: str) -> Estimate | None:
 def document(results: Results) -> dict[str, Any]:
     """The sweep in a few numbers, for a file: of each variant mean and standard deviation of each figure.
 
-    'evaluations' are [step, top-1 in percent] of each evaluation, the mean of the runs that have it.
+    'evaluations' are [step, top-1 in percent] of each evaluation, the mean of the runs.
     """
     summaries = [summary for variant in results.variants for summary in variant.summaries.values()]
     if any("date" not in summary for summary in summaries):
@@ -161,7 +161,7 @@ def document(results: Results) -> dict[str, Any]:
         variants.append(
             {"name": variant.name, "n": len(variant.summaries)}
             | {figure: variant.mean(figure) for figure in FIGURES}
-            | {"evaluations": _evaluations(variant)}
+            | {"evaluations": [(step, 100 * top1) for step, top1 in mean_curve(curves_of(variant, "eval", "top1"))]}
             | {name: dataclasses.asdict(estimate) if estimate else None for name, estimate in estimates.items()}
         )
     return {
@@ -191,12 +191,17 @@ def metrics(directory: pathlib.Path, kind: str, name: str) -> tuple[list[int], l
     return [step for step, _ in points], [value for _, value in points]
 
 
-def _evaluations(variant: Variant) -> list[tuple[int, float]]:
-    found: dict[int, list[float]] = {}
-    for directory in variant.directories.values():
-        for step, top1 in zip(*metrics(directory, "eval", "top1"), strict=True):
-            found.setdefault(step, []).append(100 * top1)
-    return [(step, statistics.fmean(values)) for step, values in sorted(found.items())]
+def curves_of(variant: Variant, kind: str, name: str) -> list[tuple[list[int], list[float]]]:
+    """Steps and values of one curve, of each run that has it."""
+    found = [metrics(directory, kind, name) for directory in variant.directories.values()]
+    return [(steps, values) for steps, values in found if steps]
+
+
+def mean_curve(found: Sequence[tuple[list[int], list[float]]]) -> list[tuple[int, float]]:
+    """(step, mean of the values) of curves, at the steps that all of them have."""
+    by_step = [dict(zip(steps, values, strict=True)) for steps, values in found]
+    common = set.intersection(*map(set, by_step)) if by_step else set()
+    return [(step, statistics.fmean(values[step] for values in by_step)) for step in sorted(common)]
 
 
 def _pairs(variant: Variant, baseline: Variant, figure: str) -> list[tuple[float, float]]:

@@ -10,7 +10,7 @@ matplotlib.use("agg")  # before pyplot: nothing is shown, and a cluster has no d
 import matplotlib.pyplot as plt
 import numpy as np
 
-from experiments.lib.comparison import Results, Variant, difference, metrics, ratio
+from experiments.lib.comparison import Results, Variant, curves_of, difference, mean_curve, ratio
 
 # Curves of metrics: kind, name, title, whether a logarithmic scale to the base 2 fits.
 CURVES = (
@@ -72,8 +72,7 @@ def curves(results: Results, columns: int = 2) -> plt.Figure:
     chosen = colors(results)
     for panel, (kind, name, title, log) in zip(panels.flat, CURVES, strict=True):
         for index, variant in enumerate(results.variants):
-            # Equal curves lie on each other: the first ones are wider.
-            width = 1.2 + 2.4 * (1 - index / len(results.variants))
+            width = _width(index, len(results.variants))
             _curve(panel, variant, kind, name, chosen[variant.name], width)
         panel.set(title=title, xlabel="step")
         if log:
@@ -85,18 +84,18 @@ def curves(results: Results, columns: int = 2) -> plt.Figure:
     return figure
 
 
+def _width(index: int, count: int) -> float:
+    """The width of one of several lines. Equal curves lie on each other: the first ones are wider."""
+    return 1.2 + 2.4 * (1 - index / count)
+
+
 def _curve(panel: plt.Axes, variant: Variant, kind: str, name: str, color: tuple, width: float) -> None:
-    found = [metrics(directory, kind, name) for directory in variant.directories.values()]
-    found = [(steps, values) for steps, values in found if steps]
+    found = curves_of(variant, kind, name)
     for steps, values in found:
         panel.plot(steps, values, color=color, linewidth=0.6, alpha=0.35)
-    common = set.intersection(*(set(steps) for steps, _ in found)) if found else set()
-    if common:
-        order = sorted(common)
-        by_step = [dict(zip(steps, values, strict=True)) for steps, values in found]
-        mean = [np.mean([values[step] for values in by_step]) for step in order]
-        alone = {"marker": "o", "markersize": 4} if len(order) == 1 else {}  # one point is no line
-        panel.plot(order, mean, color=color, linewidth=width, **alone)
+    if mean := mean_curve(found):
+        alone = {"marker": "o", "markersize": 4} if len(mean) == 1 else {}  # one point is no line
+        panel.plot(*zip(*mean, strict=True), color=color, linewidth=width, **alone)
 
 
 def accuracy(results: Results, columns: int = 2) -> plt.Figure:
@@ -226,7 +225,8 @@ def recipe(rows: list[dict[str, Any]]) -> plt.Figure:
     figure, panel = plt.subplots(figsize=(4.4, 3.2), layout="constrained")
     for index, row in enumerate(rows):
         errors = [100 - top1 for _, top1 in row["evaluations"]]
-        panel.plot(range(1, len(errors) + 1), errors, color=f"C{index}", linewidth=3.2 - index, label=row["name"])
+        width = _width(index, len(rows))
+        panel.plot(range(1, len(errors) + 1), errors, color=f"C{index}", linewidth=width, label=row["name"])
     panel.set(xlabel="epoch", ylabel="test error, %", yscale="log")
     panel.set_yticks((5, 10, 20, 50), ("5", "10", "20", "50"))
     panel.minorticks_off()

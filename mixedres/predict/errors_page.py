@@ -98,11 +98,9 @@ def matrix(counts: dict[tuple[int, int], int], names: Sequence[str]) -> str:
             words = escaped(f"{count} of {sums[label]} images of {name} are predicted as {other}")
             cells.append(f'<td{miss} style="--f:{share:.3f}" title="{words}">{count or ""}</td>')
         rows.append(f'<tr><th title="{escaped(name)}">{escaped(name)}</th>{"".join(cells)}</tr>')
-    return (
-        '<h2>Confusion matrix</h2><p class="soft">A row is a class, a column a predicted class.</p>'
-        f'<div class="scroll" tabindex="0"><table class="matrix"><thead><tr><td></td>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
+    table = f'<table class="matrix"><thead><tr><td></td>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    words = '<h2>Confusion matrix</h2><p class="soft">A row is a class, a column a predicted class.</p>'
+    return words + _scrolling(table)
 
 
 def pairs(counts: dict[tuple[int, int], int], names: Sequence[str]) -> str:
@@ -151,9 +149,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence
 
     columns = "".join(f"<th>{name}</th>" for name in head)
     body = "".join(f"<tr>{line(row)}</tr>" for row in rows)
-    return (
-        f'<div class="scroll" tabindex="0"><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
+    return _scrolling(f"<table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>")
+
+
+def _scrolling(table: str) -> str:
+    """Returns a table in a box that scrolls, with the keyboard too."""
+    return f'<div class="scroll" tabindex="0">{table}</div>'
 
 
 def _tile(results: ImageResults, place: int, image: np.ndarray, names: Sequence[str], source: Source) -> Tile:

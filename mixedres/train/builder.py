@@ -177,12 +177,12 @@ def _optimizer(
     del planned["epoch"]  # which decided what `in_steps` does
     with config_errors("config.schedule"):
         planned["warmup_steps"] = in_steps(planned.pop("warmup"))
-        given, planned["boundaries"] = planned["boundaries"], [in_steps(each) for each in planned["boundaries"]]
-        if planned["boundaries"] != sorted(set(planned["boundaries"])):
-            steps = ", ".join(map(str, planned["boundaries"]))
+        given = planned["boundaries"]
+        steps = planned["boundaries"] = [in_steps(boundary) for boundary in given]
+        if steps != sorted(set(steps)):  # `schedule` checks it too, and knows the steps alone
             raise ConfigError(
-                f"config.schedule.boundaries={','.join(map(str, given))}: the boundaries are the steps {steps}, and "
-                "must increase; write the earliest first"
+                f"config.schedule.boundaries={','.join(map(str, given))}: the boundaries are the steps "
+                f"{', '.join(map(str, steps))}, and must increase; write the earliest first"
             )
         learning_rate = optimizers.schedule(**planned, peak=peak, total_steps=total_steps)
     with config_errors("config.optimizer"):
