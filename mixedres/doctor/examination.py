@@ -167,8 +167,8 @@ def _at_scale(experiment: Experiment, state: TrainState, log2_scale: int) -> Tra
 def _gradients(experiment: Experiment, state: TrainState, batch: Batch, log2_scale: int) -> dict[str, np.ndarray]:
     """Returns the unscaled float32 gradients of a step at the loss scale 2**log2_scale."""
     state = _at_scale(experiment, state, log2_scale)
-    quick = jax_compat.options_for_one_run(experiment.devices[0].platform)
-    _, grads = jitted.loss_and_grads(experiment).lower(state, batch).compile(quick)(state, batch)
+    options = experiment.compiler_options | jax_compat.options_for_one_run(experiment.devices[0].platform)
+    _, grads = jitted.loss_and_grads(experiment).lower(state, batch).compile(options)(state, batch)
     return named_leaves(jax.device_get(grads))
 
 

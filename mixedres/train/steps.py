@@ -30,10 +30,13 @@ def train_step(experiment: Experiment) -> JittedStep:
 
 
 def loss_and_grads(experiment: Experiment) -> JittedStep:
-    """Returns the jitted (state, batch) -> (loss, unscaled gradients) of the training step."""
+    """Returns the jitted (state, batch) -> (loss, unscaled gradients) of the training step.
+
+    It has no compiler options, because JAX refuses to trace a function that has some. Compile it with those of the
+    experiment.
+    """
     loss_and_grads = partial(step.loss_and_grads, options=experiment.step_options)
-    options = experiment.compiler_options
-    return step.jit_sharded(loss_and_grads, experiment.mesh, (P(), P(AXIS)), compiler_options=options)
+    return step.jit_sharded(loss_and_grads, experiment.mesh, (P(), P(AXIS)))
 
 
 def eval_step(experiment: Experiment) -> JittedStep:

@@ -24,6 +24,7 @@ TINY = (
     "--config.data.image_size=8",
     "--config.batch_size=16",
     "--config.num_devices=2",
+    "--config.steps=1000",  # so many that a CPU would use oneDNN
 )
 
 
