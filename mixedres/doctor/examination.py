@@ -141,7 +141,7 @@ def _compare_operations(
 ) -> ErrorReport | None:
     """Returns the errors of all operations of a step in the first half preset, or None if no preset is half.
 
-    A float16 preset is run at the recommended loss scale.
+    A float16 preset is run at the recommended loss scale. The errors have the limit of gradients.
     """
     dtypes = {name: jnp.dtype(precision.get(name).policy.compute_dtype) for name in presets}
     half = next((name for name, dtype in dtypes.items() if dtype != jnp.float32), None)
@@ -155,7 +155,8 @@ def _compare_operations(
         loss, gradients = step(state, batch)
         return {"loss": loss, "gradient": gradients}
 
-    return compare(loss_and_gradients, state, batch, dtype=None, names=("state", "batch"))
+    errors = compare(loss_and_gradients, state, batch, dtype=None, names=("state", "batch"))
+    return dataclasses.replace(errors, of="grad")
 
 
 def _at_scale(experiment: Experiment, state: TrainState, log2_scale: int) -> TrainState:

@@ -37,6 +37,8 @@ def said(capsys, *arguments):
 
 def test_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, monkeypatch, capsys):
     run_cases.shrink(monkeypatch)
+    reports, examine = [], examination.examine_network
+    monkeypatch.setattr(examination, "examine_network", lambda *given: reports.append(examine(*given)) or reports[-1])
     out = tmp_path / "page.html"
     status, text, errors = said(capsys, *TINY, f"--out={out}", "--steps=0,2", "--compare=fp16,bf16")
     assert status == 0 and re.fullmatch(r"compare: compiling \d+ operations takes about \d+ s of CPU time\n", errors)
@@ -52,6 +54,7 @@ def test_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, mo
 
     # The operations at which the errors begin, with the gradients of the loss as results.
     assert "Where float32 and half part" in text and "float16 is fine here: the result gradient/" in text
+    assert reports[0][1].of == "grad"  # their limit is that of gradients
     assert "conv_general_dilated" in (tmp_path / "page_compare.html").read_text()
 
     doctor._check_free(out)  # the next report may take its place

@@ -76,6 +76,16 @@ def test_hidden_infinity_of_a_divisor_is_named():
     assert text.startswith("all results are finite, but infinities in 1 array were hidden by: div at ") and "fn" in text
 
 
+def test_advice_on_a_selection_is_about_what_it_compares():
+    """Half rounds all numbers to 0.5; two selections of one line have one line of advice."""
+
+    def fn(x):
+        return [jnp.where(limited > 0.5, 1.0, -1.0) for limited in (x.astype(F16), 2 * x.astype(F16) - F16(0.5))]
+
+    (advice,) = compare(fn, 0.5 + 1e-5 * normal(0, (100,)), dtype=None).advice
+    assert re.fullmatch(r"select_n at .*: roundings change what it selects; compute what it compares .*", advice)
+
+
 def test_divisor_from_outside_that_becomes_half_is_named():
     def fn(h, n):
         with jax.named_scope("mean"):

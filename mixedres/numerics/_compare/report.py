@@ -50,6 +50,7 @@ class Contributor:
       own: relative l2 error of the operations and casts together.
       accumulated: relative l2 error of the operation against the float32 program.
       share: estimated fraction of the error of the results.
+      selected: part of `share` that begins at selections, which round nothing.
       infinite: number of elements that became infinite.
       zeros: number of elements that became zero.
     """
@@ -58,6 +59,7 @@ class Contributor:
     own: float
     accumulated: float
     share: float
+    selected: float
     infinite: int
     zeros: int
 
@@ -73,6 +75,7 @@ class Contributor:
             math.inf if own > 1e100 else own,
             shown.accumulated,
             sum(row.share for row in rows),
+            _selected(rows),
             max(row.infinite for row in rows),
             max(row.zeros for row in rows),
         )
@@ -167,8 +170,7 @@ class ErrorReport:
         A selection rounds nothing. It takes other elements where roundings changed a comparison. The square of `error`
         is the sum of the squares of this part and of the rest.
         """
-        share = sum(row.share for row in self.rows if row.primitive and not row.own)
-        return self.error * math.sqrt(min(share, 1.0)) if math.isfinite(self.error) else 0.0
+        return self.error * math.sqrt(min(_selected(self.rows), 1.0)) if math.isfinite(self.error) else 0.0
 
     @property
     def is_explained(self) -> bool:
@@ -301,9 +303,11 @@ class ErrorReport:
             reach = ", and what reads it until its values fit again," if math.isinf(one.own) else ""
             scope = f"wrap it{reach} in a jax.named_scope for keep_float32"
             keep = scope if self.rewritten else "compute it in float32"
+            if one.selected > one.share / 2:
+                keep = "roundings change what it selects; compute what it compares in float32"
             place = f"{row.name}{_backward(row)}{f' at {_short(row.source)}' if row.source else ''}"
             lines.append(f"{place}: {keep}{high}")
-        return tuple(lines)
+        return tuple(dict.fromkeys(lines))
 
     def to_text(self) -> str:
         """Returns the verdict, the advice, and a table of the 15 source lines with the largest shares of the error."""
@@ -366,6 +370,11 @@ def _row_cells(row: OperationRow) -> Iterable[str]:
     about = (f"{row.name}{_backward(row)}", row.path, _short(row.source))
     numbers = (_number(row.own), _number(row.accumulated), _count(row.infinite), _count(row.zeros))
     return (f"{100 * row.share:.1f} %", *about, *numbers, cancels, row.dtype.name, shape)
+
+
+def _selected(rows: Iterable[OperationRow]) -> float:
+    """Returns the share of the operations that round nothing, but take other elements in half."""
+    return sum(row.share for row in rows if row.primitive and not row.own)
 
 
 def _backward(row: OperationRow) -> str:
