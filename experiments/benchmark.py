@@ -1,7 +1,7 @@
 """Times programs in turns: our presets, other libraries beside ours, or what loss scaling and counting cost.
 
 python -m experiments.benchmark --presets=bf16,fp16 --norms=plain,fused
-python -m experiments.benchmark --config=configs/digits.py --presets=fp32,fp16 --config.model.name=cifar_resnet8
+python -m experiments.benchmark --config=configs/digits.py --presets=fp32,fp16
 python -m experiments.benchmark --versus --flax=DIR     (PyTorch, Flax's example; --versus --help explains it)
 python -m experiments.benchmark --costs                 (loss scaling, counting; --costs --help explains it)
 

@@ -9,7 +9,7 @@ from experiments.lib.plan import Sweep
 SWEEP = Sweep(
     question="Does an all-reduce of half the bytes cost accuracy on the digits?",
     base="configs/digits.py",
-    overrides={"num_devices": 8, "batch_norm.sync": True},
+    overrides={"model.name": "cifar_resnet20", "epochs": 14, "num_devices": 8, "batch_norm.sync": True},
     axes={"seed": range(3), "preset": ("bf16", "fp16"), "allreduce_dtype": ("param", "compute")},
     baseline={"allreduce_dtype": "param"},
 )

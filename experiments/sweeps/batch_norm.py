@@ -10,7 +10,7 @@ from experiments.lib.plan import Sweep
 SWEEP = Sweep(
     question="Do batch statistics per device cost accuracy on the digits?",
     base="configs/digits.py",
-    overrides={"num_devices": 8},
+    overrides={"model.name": "cifar_resnet20", "epochs": 14, "num_devices": 8},
     axes={"seed": range(3), "preset": ("fp32", "fp16"), "batch_norm.sync": (False, True)},
     baseline={"batch_norm.sync": False},
 )

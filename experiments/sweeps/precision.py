@@ -10,6 +10,7 @@ from experiments.lib.plan import Sweep
 SWEEP = Sweep(
     question="Does half precision cost accuracy on the digits?",
     base="configs/digits.py",
+    overrides={"model.name": "cifar_resnet20", "epochs": 14},
     axes={"seed": range(5), "preset": ("fp32", "bf16", "fp16", "fp16_static", "fp16_rewrite")},
     baseline={"preset": "fp32"},
 )

@@ -82,7 +82,8 @@ def test_only_takes_the_runs_whose_names_match(monkeypatch, tmp_path, capsys):
     assert sweep.main([*asked, "--only=seed=[03],"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10 and all(line.startswith(("seed=0,", "seed=3,")) for line in lines)
-    assert lines[1] == "seed=0,bf16: --config=configs/digits.py:bf16 --config.seed=0"
+    network = "--config.model.name=cifar_resnet20 --config.epochs=14"
+    assert lines[1] == f"seed=0,bf16: --config=configs/digits.py:bf16 {network} --config.seed=0"
     assert not (tmp_path / "out").exists()
 
 
