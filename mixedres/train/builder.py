@@ -16,7 +16,7 @@ from mixedres._internal.errors import ConfigError, config_errors, nearest
 from mixedres._internal.mesh import AXIS, check_devices, make_mesh
 from mixedres.config import KEYS, duration_in_steps, flatten, precision_of
 from mixedres.train import optimizers, steps
-from mixedres.train.experiment import Experiment
+from mixedres.train.experiment import Experiment, for_training
 
 # {kind of device: compute dtypes} for which fused norms make the step faster on average over the benchmarks in
 # experiments/results, and in none of them 5 % slower; python -m experiments.gpu enters a GPU. docs/performance.md has
@@ -45,7 +45,7 @@ def build(config: ConfigDict, source: data.Source) -> Experiment:
     if config.schedule.epoch == "fractional":  # as TensorFlow's r1 counts
         batches = source.train_examples / batch_size
         in_schedule = partial(duration_in_steps, steps_per_epoch=batches, round_down=True)
-    model = models.for_platform(model, device.platform, chosen.policy.compute_dtype, total_steps)
+    model = for_training(model, device.platform, chosen, config, total_steps)
     learning_rate, tx = _optimizer(config, batch_size, total_steps, in_schedule)
     experiment = Experiment(
         config=config,

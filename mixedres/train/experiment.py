@@ -147,6 +147,16 @@ class Experiment:
         model = self.model.clone(**chosen.network_options)
         if self.is_fused and chosen.why_not_fusable is not None:
             model = model.clone(fused=False)
-        platform = self.devices[0].platform
-        model = models.for_platform(model, platform, chosen.policy.compute_dtype, self.total_steps)
+        model = for_training(model, self.devices[0].platform, chosen, self.config, self.total_steps)
         return dataclasses.replace(self, precision=chosen, model=model)
+
+
+def for_training(
+    model: models.Network, platform: str, chosen: Precision, config: ConfigDict, total_steps: int
+) -> models.Network:
+    """Returns the network as the platform trains it fastest; see `mixedres.models.for_platform`.
+
+    Microbatches are computed in a loop, in which a step with oneDNN takes ten times as long as without.
+    """
+    count = total_steps if config.microbatches == 1 else 0
+    return models.for_platform(model, platform, chosen.policy.compute_dtype, count)

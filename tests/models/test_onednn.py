@@ -180,6 +180,17 @@ def test_option_that_xla_does_not_have_is_no_error(monkeypatch):
     assert not onednn._is_known.__wrapped__()
 
 
+def test_microbatches_are_computed_without_onednn(monkeypatch):
+    """In a loop, a step with oneDNN takes ten times as long as without."""
+    run_cases.shrink(monkeypatch)
+    monkeypatch.setattr(onednn, "is_faster", lambda dtype, count: count >= 500)
+    for parts in (1, 2):
+        flags = ["--config=configs/digits.py:fp32", "--config.num_devices=1", f"--config.microbatches={parts}"]
+        experiment = build(parse_flags(flags).config)
+        assert experiment.model.use_onednn == (parts == 1)
+        assert experiment.in_precision(get("bf16")).model.use_onednn == (parts == 1)
+
+
 @needs_bfloat16
 def test_long_run_computes_with_onednn_and_a_short_one_without(monkeypatch):
     run_cases.shrink(monkeypatch)
