@@ -24,6 +24,10 @@ from mixedres._internal.errors import ConfigError
         ("add --config.data.train_split=. to take", 'add {"data.train_split": "."} to take'),
         ("set --config.precision.loss_scale=none; or not", 'set {"precision.loss_scale": None}; or not'),
         ("try --precision=fp32, or --model_version=1", 'try precision="fp32", or version="1"'),
+        (
+            "name another --workdir; or type python -m mixedres.replay a/b [--precision=PRESET]; or --precision=bf16",
+            'name another workdir; or type python -m mixedres.replay a/b [--precision=PRESET]; or precision="bf16"',
+        ),
         ("mixedres train --help=all lists 3 --presets", "mixedres train --help=all lists 3 --presets"),
     ],
 )

@@ -29,10 +29,20 @@ _ARGUMENTS = {
     "--model_version": "version",
 }
 _ARGUMENT = re.compile(rf"({'|'.join(_ARGUMENTS)})(?:=({_VALUE}))?(?![\w.=])")
+# A command to type, up to a semicolon or the end.
+_COMMAND = re.compile(r"(python -m mixedres\.[^;]*)")
 
 
 def in_python(text: str) -> str:
-    """Returns a message with flags as Python has them: for --config.data.dir=photos it has {"data.dir": "photos"}."""
+    """Returns a message with flags as Python has them: for --config.data.dir=photos it has {"data.dir": "photos"}.
+
+    Commands such as python -m mixedres.replay stay as they are.
+    """
+    parts = _COMMAND.split(text)
+    return "".join(part if index % 2 else _translated(part) for index, part in enumerate(parts))
+
+
+def _translated(text: str) -> str:
     text = re.sub(r"'--config\.([\w.]+)=([^']*)'", r"--config.\1='\2'", text)  # quoted as a whole
     text = _KEYS.sub(_dictionary, text)
     text = re.sub(r"--config\.([\w.]*\w)", r'"\1"', text)
