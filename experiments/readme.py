@@ -155,7 +155,8 @@ def recipe(result: dict[str, Any]) -> str:
     cells = []
     for row in rows:
         errors = [100 - top1 for _, top1 in row["evaluations"]]
-        cells.append([row["name"], f"{errors[-1]:.2f} %", f"{min(errors):.2f} %", f"{row['seconds'][0] / 3600:.1f}"])
+        hours = f"{row['seconds'][0] / 3600:.1f}" if row["seconds"] else "–"  # a run that was stopped in between
+        cells.append([row["name"], f"{errors[-1]:.2f} %", f"{min(errors):.2f} %", hours])
     return "\n\n".join(
         [
             f"{_task(result)} by the recipe of Random Erasing, in {len(rows[0]['evaluations'])} of its 300 epochs, one "
