@@ -8,6 +8,10 @@ The data are those of the package dataset-fashion-mnist; --config.data.dir=DIR n
 runs begin with the same weights and see the same images. 'fp32' on two devices, with batch statistics over both,
 computes the same in another order of summation: what differs is rounding. A loss scale of 2**-10 must fail, which five
 seeds show. Machines and days can share the seeds: --only='seed=(8|9|1.),'.
+
+The recipe gives narrow intervals: 937 steps of 64 images without augmentation, at a small learning rate. In a pilot,
+fp16 and fp32 differed by 0.2 points (standard deviation over seeds) at the rate 0.03, by 0.5 at 0.1, and by 0.4 in
+three epochs with augmentation. With 0.4, 20 seeds would not have shown a margin of 0.25 points.
 """
 
 from experiments.lib.plan import Sweep
@@ -26,9 +30,13 @@ SWEEP = Sweep(
     base="configs/fashion_mnist.py",
     overrides={
         "data.dir": "/usr/share/datasets/fashion-mnist",
+        "data.pad": 0,
+        "data.flip": False,
         "data.erasing": 0.0,
         "model.name": "cifar_resnet8",
-        "epochs": 3,
+        "epochs": 1,
+        "batch_size": 64,
+        "optimizer.learning_rate": 0.03,
         "schedule.name": "cosine",
     },
     runs=[
