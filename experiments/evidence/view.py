@@ -12,8 +12,8 @@ with the mean of both runs of a seed. 95 % of single runs of this case change by
 which says what one run will vary by. A seed counts if all cases have finished it; cases that must fail do not matter
 here. --doctor adds what the doctor says of the case that must fail, from the gradients of float32.
 
-Seeds may be spread over machines and days (experiments.sweep --only): --add=FILE adds those of an earlier evidence,
-whose runs need not be here. A seed is in one of them, with all of its cases.
+Seeds may be spread over machines and days (experiments.sweep --only): --add=FILE adds those of an earlier evidence of
+the same commit, whose runs need not be here. A seed is in one of them, with all of its cases.
 
 Prints a table and writes experiments/results/evidence_NAME.json and .png.
 """
@@ -131,13 +131,20 @@ def read(path: pathlib.Path) -> dict[str, Any]:
         earlier = json.loads(path.read_text())
         for row in earlier["rows"]:
             _ = row["seeds"], [untold(row, figure) for figure in FIGURES if row["pairs"]]
-        _ = earlier["draws"], earlier["model"], earlier["data"], earlier["doctor"]
+        _ = earlier["model"], earlier["data"], earlier["commit"], earlier["doctor"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"--add={path} is no evidence that can be added ({type(error).__name__}); name a file that "
             "experiments.report --evidence wrote, such as experiments/results/evidence_fashion_mnist.json"
         ) from None
     return earlier
+
+
+def check_same_runs(whole: dict[str, Any], earlier: dict[str, Any]) -> None:
+    """Raises ConfigError if an earlier evidence is of another network, other data or another commit of the code."""
+    here, there = (f"{one['model']} on {one['data']} at commit {one['commit']}" for one in (whole, earlier))
+    if here != there:
+        raise ConfigError(f"--add is of {there}, and the sweep of {here}; leave it out")
 
 
 def check_other_seeds(results: Results, earlier: list[dict[str, Any]]) -> None:
@@ -245,9 +252,8 @@ def main(argv: list[str]) -> int:
         whole = comparison.document(results)
         # The draws of one digit are not independent.
         draws = cluttered_digits.DRAWS if whole["data"] == "cluttered_digits" else 1
-        own = {"model": whole["model"], "data": whole["data"], "draws": draws}
-        if options.add and any(earlier[name] != value for name, value in own.items()):
-            raise ConfigError(f"--add={options.add} is of {earlier['model']} on {earlier['data']}; leave it out")
+        if options.add:
+            check_same_runs(whole, earlier)
         check_other_seeds(results, earlier["rows"])
         found = with_earlier(rows(results, draws), earlier["rows"])
         scales = [row["loss_scale"] for row in found if row["loss_scale"]]

@@ -163,6 +163,14 @@ def test_sweep_becomes_a_table(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "evidence_twice.json").exists()
 
 
+def test_evidence_of_other_code_is_not_added():
+    whole = {"model": "cifar_resnet8", "data": "idx", "commit": "d468434"}
+    evidence.check_same_runs(whole, whole | {"doctor": None})
+    for name in whole:
+        with pytest.raises(ConfigError, match="and the sweep of cifar_resnet8 on idx at commit d468434"):
+            evidence.check_same_runs(whole, whole | {name: "another"})
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"rows": [{"case": "fp32"}]}', '{"rows": []}'])
 def test_what_cannot_be_added(tmp_path, capsys, text):
     (tmp_path / "other.json").write_text(text)
