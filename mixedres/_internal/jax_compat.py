@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import source_info_util
+from jax._src.compilation_cache import decompress_executable as decompress_executable
 from jax._src.distributed import global_state as global_state
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal  # type: ignore[attr-defined]
 from jax.interpreters import ad, partial_eval

@@ -112,6 +112,24 @@ def test_programs_used_the_longest_ago_are_removed(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
 
 
+def test_program_that_was_not_written_whole_is_written_again(tmp_path, recwarn):
+    from_cache, sizes = [], []
+    for damage in ("", "", "before", "", "inside", "", ""):
+        jax.clear_caches()
+        written = list((tmp_path / compilation.NAME).glob("*-cache"))
+        if damage == "before":
+            os.truncate(written[0], 100)
+        with compilation.compilation_cache("auto"), CompilationCounter() as programs:
+            if damage == "inside":  # by another process, after the look at the directory
+                os.truncate(written[0], 100)
+            compile_one(23.0)
+        from_cache.append(programs.from_cache)
+        sizes.append(next((tmp_path / compilation.NAME).glob("*-cache")).stat().st_size)
+    assert from_cache == [0, 1, 0, 1, 0, 0, 1]
+    assert [size > 100 for size in sizes] == [True, True, True, True, False, True, True]
+    assert not recwarn.list
+
+
 def test_cache_set_in_jax_stays(tmp_path, monkeypatch):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
     monkeypatch.setattr(compilation, "_set", None)

@@ -17,12 +17,14 @@ from mixedres._internal import coordination
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, config_errors
 from mixedres._internal.files import expanded, nearest_existing
-from mixedres._internal.jax_compat import global_state
+from mixedres._internal.jax_compat import decompress_executable, global_state
 
 # Directory of this user's programs below the cache directory. A directory beside a run may be a stranger's.
 NAME = "mixedres/compiled"
 # Bytes of the directory above which the programs that were used the longest ago are removed.
 MOST_BYTES = 4 * 2**30
+# File in the directory, touched when the programs are looked at.
+_CHECKED = ".checked"
 
 
 @contextlib.contextmanager
@@ -42,6 +44,8 @@ def compilation_cache(setting: str = "auto") -> Iterator[None]:
     """
     # jaxlib cannot write a program that calls oneDNN, and JAX warns of each; see mixedres.models.onednn.
     warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry .*: MemoryError")
+    # Another process may be writing the program at this moment.
+    warnings.filterwarnings("ignore", "Error reading persistent compilation cache entry")
     settings: Any = jax.config  # its attributes are made at run time
     enabled = bool(settings.jax_compilation_cache_dir) or not settings.jax_enable_compilation_cache
     directory = None if enabled or global_state.process_id else _directory(setting)
@@ -49,6 +53,8 @@ def compilation_cache(setting: str = "auto") -> Iterator[None]:
     if enabled or directory is None:
         yield
         return
+    if not global_state.process_id:
+        remove_damaged(pathlib.Path(directory))
     options = {
         "jax_compilation_cache_dir": directory,
         # By default JAX leaves out programs that compile in less than a second, which are most of a start.
@@ -121,6 +127,31 @@ def remove_oldest(directory: pathlib.Path, most: int) -> None:
             room -= found.st_size
             if room < 0:
                 file.unlink()
+
+
+def remove_damaged(directory: pathlib.Path) -> None:
+    """Removes programs that were not written whole, such as on a full disk; JAX would never write them again.
+
+    A program is looked at in the first start after it was written.
+    """
+    with contextlib.suppress(OSError):  # another process removes files too
+        files = list(directory.glob("*-cache"))
+        if not files:
+            return
+        checked = directory / _CHECKED
+        since = checked.stat().st_mtime if checked.exists() else 0.0
+        checked.touch()
+        for file in files:
+            if file.stat().st_mtime >= since and not _is_whole(file):
+                file.unlink()
+
+
+def _is_whole(program: pathlib.Path) -> bool:
+    try:
+        decompress_executable(program.read_bytes())
+    except Exception:  # of zlib or of zstandard, which JAX uses where it is installed
+        return False
+    return True
 
 
 class CompilationCounter:
