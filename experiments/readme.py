@@ -35,9 +35,8 @@ NETWORKS = {
     "cifar_resnet20": "ResNet-20",
     "cifar_resnet8": "ResNet-8",
 }
-DATA = {"cluttered_digits": "cluttered digits", "idx": "Fashion-MNIST"}
-# The comparison of presets that README.md and the page show.
-EVIDENCE = "evidence_cluttered"
+DATA = {"idx": "Fashion-MNIST"}
+EVIDENCE = "evidence_fashion_mnist"
 RECIPE = "sweep_fashion_mnist_resnet20"
 PYTORCH = ("PyTorch, eager", "PyTorch, compiled")
 
@@ -123,7 +122,7 @@ def accuracy(result: dict[str, Any]) -> str:
             _picture("accuracy", "Difference of each preset to float32 in test top-1, with 95 % intervals"),
             f"{_task(result)}: top-1 in float32 is {result['rows'][0]['top1']['mean']:.1f} %. The intervals hold for "
             "other seeds and other test images. The gray band is the [margin](glossary.md#equivalent-to-float32) of "
-            f"{evidence.MARGINS['top1']} points, which was fixed after these runs. {_single_run(result)} The negative "
+            f"{evidence.MARGINS['top1']} points, which was fixed before the runs. {_single_run(result)} The negative "
             f"control, a loss scale of 2⁻¹⁰, fails as it must ({failed['top1']['mean']:.0f} %).",
             *_real_differences(shown),
             _folded("The table", runs.markdown(head, cells), f"`{result['command']}`, {_where(result)}"),
@@ -135,12 +134,13 @@ def _real_differences(rows: Iterable[dict[str, Any]]) -> list[str]:
     """Returns a sentence on intervals that do not contain zero; none if there are no such intervals."""
     names = {"top1": "top-1", "loss": "cross-entropy"}
     found = [
-        f"{row['case']} in {names[figure]}, {evidence.difference(row[figure], decimals)}"
+        f"{row['case']} in {names[figure]}, {evidence.difference(row[figure], decimals + 1)}"
         for row in rows
         for figure, (_, decimals) in evidence.FIGURES.items()
         if row[figure]["interval"] and row[figure]["interval"][0] * row[figure]["interval"][1] > 0
     ]
-    return [f"Differences whose intervals do not contain zero: {'; '.join(found)}."] if found else []
+    by_chance = "By chance one interval in twenty does not contain zero."
+    return [f"{by_chance} Here: {'; '.join(found)}."] if found else []
 
 
 def recipe(result: dict[str, Any]) -> str:

@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.evidence import clusters, outcomes
-from experiments.lib import cluttered_digits, comparison, plots, runs
+from experiments.evidence import crossed, outcomes
+from experiments.lib import comparison, plots, runs
 from experiments.lib.comparison import Results, Variant
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError
@@ -77,13 +77,8 @@ def whole_seeds(results: Results) -> list[int]:
     return seeds
 
 
-def rows(results: Results, draws: int) -> list[dict[str, Any]]:
-    """A row a case: means, and differences to the baseline, or to the mean of both its orders, with their intervals.
-
-    Args:
-      results: of the sweep.
-      draws: number of test images, one after the other, that are not independent of each other.
-    """
+def rows(results: Results) -> list[dict[str, Any]]:
+    """A row a case: means, and differences to the baseline, or to the mean of both its orders, with their intervals."""
     by_baseline = next((v for v in results.variants if v.overrides == results.baseline), None)
     if by_baseline is None:
         raise ConfigError("no run of the sweep's baseline is finished; start experiments.sweep again")
@@ -105,24 +100,22 @@ def rows(results: Results, draws: int) -> list[dict[str, Any]]:
             row[figure] = {"mean": statistics.fmean(means), "sd": statistics.stdev(means) if len(means) > 1 else 0.0}
             if pairs:
                 values = [own[seed][figure] - np.mean([one[seed][figure] for one in references], 0) for seed in pairs]
-                row[figure] |= told(clusters.difference(factor * np.stack(values), draws))
+                row[figure] |= told(crossed.difference(factor * np.stack(values)))
         found.append(row)
     return found
 
 
-def told(change: clusters.Difference) -> dict[str, Any]:
+def told(change: crossed.Difference) -> dict[str, Any]:
     """A difference as a figure of a row has it: with its intervals, and with what `untold` reads."""
     intervals = {"interval": change.interval, "single": change.single, "width": change.width}
-    parts = {"clusters": change.clusters, "of_seeds": change.of_seeds, "of_clusters": change.of_clusters}
+    parts = {"images": change.images, "of_seeds": change.of_seeds, "of_images": change.of_images}
     return {"mean_difference": change.mean} | intervals | parts
 
 
-def untold(row: dict[str, Any], figure: str) -> clusters.Difference:
+def untold(row: dict[str, Any], figure: str) -> crossed.Difference:
     """The difference of a figure of a row."""
     one = row[figure]
-    return clusters.Difference(
-        one["mean_difference"], row["pairs"], one["clusters"], one["of_seeds"], one["of_clusters"]
-    )
+    return crossed.Difference(one["mean_difference"], row["pairs"], one["images"], one["of_seeds"], one["of_images"])
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
@@ -165,7 +158,7 @@ def _joined(row: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
     joined = row | {name: earlier[name] + row[name] for name in ("n", "pairs", "seeds", "skipped_steps")}
     for figure in FIGURES:
         moments = [(one["n"], one[figure]["mean"], one[figure]["sd"] ** 2) for one in (earlier, row)]
-        mean, variance = clusters.pooled(*moments)
+        mean, variance = crossed.pooled(*moments)
         joined[figure] = {"mean": mean, "sd": math.sqrt(variance)}
         changes = [untold(one, figure) for one in (earlier, row) if one["pairs"]]
         if changes:
@@ -250,19 +243,17 @@ def main(argv: list[str]) -> int:
         earlier = read(options.add) if options.add else {"rows": [], "doctor": None}
         results = comparison.read(options.directory)
         whole = comparison.document(results)
-        # The draws of one digit are not independent.
-        draws = cluttered_digits.DRAWS if whole["data"] == "cluttered_digits" else 1
         if options.add:
             check_same_runs(whole, earlier)
         check_other_seeds(results, earlier["rows"])
-        found = with_earlier(rows(results, draws), earlier["rows"])
+        found = with_earlier(rows(results), earlier["rows"])
         scales = [row["loss_scale"] for row in found if row["loss_scale"]]
         run = next(iter(results.variants[0].directories.values()))
         said = predicted(run, min(scales)) if options.doctor and scales else earlier["doctor"]
     except ConfigError as error:
         console.complain(f"report: {error}")
         return 2
-    document = {name: whole[name] for name in KEPT} | {"draws": draws, "rows": found, "doctor": said}
+    document = {name: whole[name] for name in KEPT} | {"rows": found, "doctor": said}
     if options.add:
         document["added"] = [*earlier.pop("added", []), {name: earlier.get(name) for name in KEPT}]
     document["seconds"] = {v.name: v.mean("seconds") for v in results.variants}

@@ -178,9 +178,7 @@ class Retired:
 # The only place that knows keys of earlier versions. A run that recorded a key outside this table and `KEYS` cannot be
 # read, so a key that leaves goes here.
 RETIRED = {
-    "data.difficulty": Retired(
-        "cluttered digits are experiments/lib/cluttered_digits.py now; set it there", ignored=True
-    ),
+    "data.difficulty": Retired("cluttered digits left the project; leave the key out", ignored=True),
     "data.eval_share": Retired("it was renamed before 0.2.0; set data.eval_fraction"),
     "optimizer.lr_batch_size": Retired("it was renamed before 0.2.0; set optimizer.lr_reference_batch"),
     "stop_after_skipped": Retired("it was renamed before 0.2.0; set max_consecutive_skips"),

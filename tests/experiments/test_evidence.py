@@ -1,4 +1,4 @@
-"""Evidence of a sweep: intervals over seeds and clusters, outcomes image by image, the table."""
+"""Evidence of a sweep: intervals over seeds and images, outcomes image by image, the table."""
 
 import functools
 import json
@@ -9,63 +9,60 @@ import pytest
 import scipy.stats
 
 from experiments import report, sweep
-from experiments.evidence import clusters, outcomes
+from experiments.evidence import crossed, outcomes
 from experiments.evidence import view as evidence
 from experiments.lib import runs
 from experiments.lib.comparison import Results, Variant
 from mixedres._internal.errors import ConfigError
 
 
-def made(rng, seeds, count, draws, of_seed=0.0, of_cluster=0.0, of_draw=1.0):
+def made(rng, seeds, images, of_seed=0.0, of_image=0.0, of_both=1.0):
     """Differences of mean 0 with crossed random effects of these deviations."""
-    effects = of_seed * rng.standard_normal((seeds, 1, 1)) + of_cluster * rng.standard_normal((1, count, 1))
-    return (effects + of_draw * rng.standard_normal((seeds, count, draws))).reshape(seeds, -1)
+    effects = of_seed * rng.standard_normal((seeds, 1)) + of_image * rng.standard_normal((1, images))
+    return effects + of_both * rng.standard_normal((seeds, images))
 
 
-@pytest.mark.parametrize("effects", [{"of_seed": 1.0}, {"of_cluster": 1.0}, {"of_seed": 0.5, "of_cluster": 1.0}, {}])
+@pytest.mark.parametrize("effects", [{"of_seed": 1.0}, {"of_image": 1.0}, {"of_seed": 0.5, "of_image": 1.0}, {}])
 def test_interval_covers_the_truth_as_often_as_it_says(effects):
     rng = np.random.default_rng(0)
     covered = [
-        low <= 0 <= high
-        for low, high in (clusters.difference(made(rng, 8, 12, 5, **effects), 5).interval for _ in range(400))
+        low <= 0 <= high for low, high in (crossed.difference(made(rng, 8, 12, **effects)).interval for _ in range(400))
     ]
     # 95 % or more: each effect alone has its own, larger, number of degrees of freedom.
     assert 0.93 <= np.mean(covered) <= 1.0
 
 
 def test_seeds_alone_give_students_interval():
-    # Every cluster has the same differences: nothing is left but the seeds.
+    # Every image has the same differences: nothing is left but the seeds.
     of_seed = np.random.default_rng(2).standard_normal(20)
-    found = clusters.difference(np.repeat(of_seed[:, None], 40 * 3, axis=1), 3)
+    found = crossed.difference(np.repeat(of_seed[:, None], 40, axis=1))
     expected = scipy.stats.ttest_1samp(of_seed, 0).confidence_interval()
-    # The correction for what both count twice is the variance of the cells: small against that of the seeds.
+    # The correction for what both count twice is the variance of all values: small against that of the seeds.
     assert found.interval == pytest.approx((expected.low, expected.high), rel=0.05)
     assert found.mean == pytest.approx(of_seed.mean())
     spread = scipy.stats.t.ppf(0.975, 19) * of_seed.std(ddof=1) * math.sqrt(21 / 20)
     assert found.single == pytest.approx((of_seed.mean() - spread, of_seed.mean() + spread))
 
 
-def test_one_seed_has_no_interval_and_odd_clusters_are_refused():
-    found = clusters.difference(np.ones((1, 6)), 3)
+def test_one_seed_has_no_interval():
+    found = crossed.difference(np.ones((1, 6)))
     assert (found.mean, found.interval, found.single, found.width) == (1.0, None, None, None)
-    with pytest.raises(ValueError, match="no whole clusters of 4"):
-        clusters.difference(np.ones((2, 6)), 4)
 
 
 def test_seeds_on_two_machines_are_as_good_as_on_one():
     rng = np.random.default_rng(3)
-    values = made(rng, 20, 30, 4, of_seed=1.0, of_draw=0.3)
-    first, second = clusters.difference(values[:8], 4), clusters.difference(values[8:], 4)
-    together, whole = first + second, clusters.difference(values, 4)
+    values = made(rng, 20, 30, of_seed=1.0, of_both=0.15)
+    first, second = crossed.difference(values[:8]), crossed.difference(values[8:])
+    together, whole = first + second, crossed.difference(values)
     assert together.mean == pytest.approx(whole.mean) and together.of_seeds == pytest.approx(whole.of_seeds)
     assert together.single == pytest.approx(whole.single) and together.seeds == 20
-    # What clusters add is an estimate of each part alone: here, nothing.
+    # What images add is an estimate of each part alone: here, nothing.
     assert together.interval == pytest.approx(whole.interval, abs=0.02 * whole.width)
-    # Digits that differ always do: more seeds do not make that narrower.
-    values = made(rng, 20, 30, 4, of_seed=0.1, of_cluster=1.0, of_draw=0.3)
-    together = clusters.difference(values[:8], 4) + clusters.difference(values[8:], 4)
-    assert together.width == pytest.approx(clusters.difference(values, 4).width, rel=0.05)
-    assert together.width > clusters.difference(values[:, :20], 4).width / 4
+    # Images that differ always do: more seeds do not make that narrower.
+    values = made(rng, 20, 30, of_seed=0.1, of_image=1.0, of_both=0.15)
+    together = crossed.difference(values[:8]) + crossed.difference(values[8:])
+    assert together.width == pytest.approx(crossed.difference(values).width, rel=0.05)
+    assert together.width > crossed.difference(values[:, :5]).width / 4
 
 
 def row(case, seeds, change, mean=93.0, sd=0.4):
@@ -78,9 +75,9 @@ def test_earlier_evidence_is_added_row_by_row():
     values = np.random.default_rng(6).standard_normal((9, 12))
     found = [
         row("fp32", list(range(5)), None, mean=94.0, sd=0.3),
-        row("fp16", list(range(5)), clusters.difference(values[:5], 3)),
+        row("fp16", list(range(5)), crossed.difference(values[:5])),
     ]
-    earlier = [row("fp16", [5, 6, 7, 8], clusters.difference(values[5:], 3)), row("fails", [5], None)]
+    earlier = [row("fp16", [5, 6, 7, 8], crossed.difference(values[5:])), row("fails", [5], None)]
     joined = {one["case"]: one for one in evidence.with_earlier(found, earlier)}
     assert list(joined) == ["fp16", "fails", "fp32"]
     assert joined["fp32"] == found[0] and joined["fails"] == earlier[1]
@@ -119,8 +116,8 @@ CASES = ({"preset": "fp32", **ONE}, {"preset": "fp32", "num_devices": 2, "batch_
          {"preset": "fp16_static", **ONE, "precision.loss_scale": 2.0**-10})
 SWEEP = Sweep(
     question="Does it?",
-    base="experiments/lib/cluttered_digits.py",
-    overrides={"model.name": "cifar_resnet8", "data.image_size": 16, "steps": 60, "log_every": 10},
+    base="configs/digits.py",
+    overrides={"model.name": "cifar_resnet8", "steps": 60, "log_every": 10},
     runs=[{"seed": seed, **case} for seed in range(2) for case in CASES],
     baseline=CASES[0],
 )
@@ -148,7 +145,7 @@ def test_sweep_becomes_a_table(tmp_path, monkeypatch, capsys):
     for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines():
         run = json.loads(line)
         found = outcomes.outcomes(tmp_path / "out" / "runs" / run["name"])
-        assert found["top1"].shape == found["loss"].shape == (10_800,)
+        assert found["top1"].shape == found["loss"].shape == (360,)
         assert found["top1"].mean() == pytest.approx(run["summary"]["eval"]["top1"], abs=2e-4)
         assert found["loss"].mean() == pytest.approx(run["summary"]["eval"]["loss"], rel=1e-3)
     # The same sums in another order differ by rounding, a lost gradient by much more.

@@ -1,4 +1,4 @@
-"""Intervals of a mean difference where neither seeds nor images can be taken as independent of each other."""
+"""Intervals of a mean difference over seeds and test images, of which each has an effect of its own."""
 
 import dataclasses
 import math
@@ -9,22 +9,22 @@ import scipy.stats
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A mean of paired differences over seeds and test images that come in clusters."""
+    """A mean of paired differences over seeds and test images."""
 
     mean: float  # over everything
     seeds: int  # how many
-    clusters: int  # how many, of images
+    images: int  # how many
     of_seeds: float  # variance of the mean of one seed
-    of_clusters: float  # variance of `mean` that clusters add to that of the seeds; more seeds do not lower it
+    of_images: float  # variance of `mean` that images add to that of the seeds; more seeds do not lower it
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 %, for other seeds and other clusters; None for one seed or one cluster.
+        """95 %, for other seeds and other images; None for one seed or one image.
 
         Student's t has as many degrees of freedom as the smaller of their numbers less one.
         """
-        fewer = min(self.seeds, self.clusters)
-        return self._around(self.of_seeds / self.seeds + self.of_clusters, fewer) if fewer > 1 else None
+        fewer = min(self.seeds, self.images)
+        return self._around(self.of_seeds / self.seeds + self.of_images, fewer) if fewer > 1 else None
 
     @property
     def single(self) -> tuple[float, float] | None:
@@ -41,32 +41,29 @@ class Difference:
         return self.mean - half, self.mean + half
 
     def __add__(self, other: "Difference") -> "Difference":
-        """Of the seeds of both, on the same images; what clusters add is the mean of both, by seeds."""
+        """Of the seeds of both, on the same images; what images add is the mean of both, by seeds."""
         mean, of_seeds = pooled((self.seeds, self.mean, self.of_seeds), (other.seeds, other.mean, other.of_seeds))
         seeds = self.seeds + other.seeds
-        of_clusters = (self.seeds * self.of_clusters + other.seeds * other.of_clusters) / seeds
-        return Difference(mean, seeds, self.clusters, of_seeds, of_clusters)
+        of_images = (self.seeds * self.of_images + other.seeds * other.of_images) / seeds
+        return Difference(mean, seeds, self.images, of_seeds, of_images)
 
 
-def difference(values: np.ndarray, draws: int) -> Difference:
+def difference(values: np.ndarray) -> Difference:
     """The mean of paired differences and its variance, which is that of crossed effects.
 
-    Of seeds, plus of clusters, less what both count twice (Cameron, Gelbach and Miller, "Robust inference with multiway
+    Of seeds, plus of images, less what both count twice (Cameron, Gelbach and Miller, "Robust inference with multiway
     clustering", 2011), and no less than the larger of both. statsmodels has no such bound, and adds no earlier seeds.
 
-    `values` (seeds, images), such as 1 where only the first network was right, -1 where only the second was; each
-    `draws` images that follow each other are a cluster. Raises ValueError if the images are no multiple of `draws`.
+    `values` (seeds, images), such as 1 where only the first network was right, -1 where only the second was.
     """
+    values = np.asarray(values, np.float64)
     seeds, images = values.shape
-    if images % draws:
-        raise ValueError(f"{images} images are no whole clusters of {draws}")
-    cells = np.asarray(values, np.float64).reshape(seeds, -1, draws).mean(axis=2)
-    mean, clusters = float(cells.mean()), cells.shape[1]
-    of_seeds = float(cells.mean(axis=1).var(ddof=1)) if seeds > 1 else 0.0
-    if min(seeds, clusters) < 2:
-        return Difference(mean, seeds, clusters, of_seeds, 0.0)
-    cluster, both = cells.mean(axis=0).var(ddof=1) / clusters, cells.var(ddof=1) / cells.size
-    return Difference(mean, seeds, clusters, of_seeds, max(float(cluster - min(both, of_seeds / seeds)), 0.0))
+    mean = float(values.mean())
+    of_seeds = float(values.mean(axis=1).var(ddof=1)) if seeds > 1 else 0.0
+    if min(seeds, images) < 2:
+        return Difference(mean, seeds, images, of_seeds, 0.0)
+    of_image, both = values.mean(axis=0).var(ddof=1) / images, values.var(ddof=1) / values.size
+    return Difference(mean, seeds, images, of_seeds, max(float(of_image - min(both, of_seeds / seeds)), 0.0))
 
 
 def pooled(*moments: tuple[int, float, float]) -> tuple[float, float]:
