@@ -55,7 +55,9 @@ def summary() -> str:
 
 
 def _task(result: dict[str, Any]) -> str:
-    return f"A {NETWORKS[result['model']]} on {DATA[result['data']]}"
+    epochs = result.get("epochs")  # what trains for a number of steps has none
+    told = {None: "", 1: ", one epoch"}.get(epochs, f", {epochs} epochs")
+    return f"A {NETWORKS[result['model']]} on {DATA[result['data']]}{told}"
 
 
 def _verdict(rows: Iterable[dict[str, Any]]) -> str:

@@ -253,7 +253,8 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         console.complain(f"report: {error}")
         return 2
-    document = {name: whole[name] for name in KEPT} | {"rows": found, "doctor": said}
+    epochs = (RecordedRun(run).config() or {}).get("epochs")  # None if the sweep counts steps
+    document = {name: whole[name] for name in KEPT} | {"epochs": epochs, "rows": found, "doctor": said}
     if options.add:
         document["added"] = [*earlier.pop("added", []), {name: earlier.get(name) for name in KEPT}]
     document["seconds"] = {v.name: v.mean("seconds") for v in results.variants}
