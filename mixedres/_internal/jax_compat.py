@@ -1,6 +1,7 @@
 """Parts of JAX without a public name, or with different names in the supported versions."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import sys
@@ -28,6 +29,8 @@ SIMPLE_CALLS = frozenset(
 # What makes the body of a function under jax.jit a part of the program that calls it; since JAX 0.11 True does so late.
 INLINE: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 
+_NOTHING = contextlib.nullcontext()
+
 # Frames that say nothing about who wrote an operation, and those of libraries.
 _PACKAGE = pathlib.Path(__file__).parent.parent
 _OWN = tuple(str(_PACKAGE / folder) + os.sep for folder in ("_internal", "amp", "numerics"))
@@ -48,7 +51,7 @@ def is_recorded(arrays: Iterable[Any]) -> bool:
     False if it is also differentiated or batched, or computed at once.
     """
     # NumPy arrays are constants.
-    return all(isinstance(x, partial_eval.DynamicJaxprTracer) for x in arrays if isinstance(x, jax.Array))
+    return all(type(x) is partial_eval.DynamicJaxprTracer or not isinstance(x, jax.Array) for x in arrays)
 
 
 def signature(eqn: Equation) -> tuple[Any, ...] | None:
@@ -93,17 +96,17 @@ def interpret(
     equation: Callable[[int, Equation, list[Any]], Sequence[Any]],
     literal: Callable[[Any], Any] = lambda atom: atom.val,
     *,
+    binds: bool = True,
     frees: bool = False,
 ) -> list[Any]:
     """Interprets a jaxpr, closed or open, by calling `equation`; returns the values of its outputs.
-
-    What is bound inside `equation` has the source line, name stack and context of the equation.
 
     Args:
       jaxpr: whose own constants are not used.
       consts, args: values of its constants and arguments, of whatever kind `equation` takes.
       equation: of the index of an equation, the equation and the values of its operands, to those of its results.
       literal: the value of a literal.
+      binds: whether `equation` binds primitives: they get the source line, name stack and context of the equation.
       frees: forget each value after the last equation that reads it, so that its memory is free.
     """
     inner, _ = opened(jaxpr)
@@ -114,7 +117,7 @@ def interpret(
         return literal(atom) if isinstance(atom, Literal) else env[atom]
 
     for index, eqn in enumerate(inner.eqns):
-        with as_written(eqn):
+        with as_written(eqn) if binds else _NOTHING:
             results = equation(index, eqn, [read(atom) for atom in eqn.invars])
         env.update(zip(eqn.outvars, results, strict=True))
         for atom in last.get(index, ()):
@@ -233,15 +236,18 @@ def source_line(eqn: Equation) -> str:
     the file is the cell, such as 'Cell In[3]'.
     """
     traceback = eqn.source_info.traceback
-    if traceback is None:
-        return ""
+    frame = None if traceback is None else _author(traceback)
+    return f"{_cell(frame.file_name) or frame.file_name}:{frame.start_line} ({frame.function_name})" if frame else ""
+
+
+@functools.lru_cache(4096)  # the layers of a network are written in one line
+def _author(traceback: Any) -> Any:
+    """Returns the frame of whoever wrote an operation; see `source_line`."""
     frames = list(zip(*traceback.raw_frames(), strict=True))
     outside_jax = [frame for frame in frames if not frame[0].co_filename.startswith(_NOBODY)]
     own = [frame for frame in outside_jax if not any(part in frame[0].co_filename for part in _INSTALLED)]
-    for code, offset in (own or outside_jax)[:1]:
-        frame = source_info_util.raw_frame_to_frame(code, offset)
-        return f"{_cell(frame.file_name) or frame.file_name}:{frame.start_line} ({frame.function_name})"
-    return ""
+    found = (own or outside_jax)[:1]
+    return source_info_util.raw_frame_to_frame(*found[0]) if found else None
 
 
 def _cell(file_name: str) -> str:

@@ -49,6 +49,7 @@ class _Builder:
             args,
             lambda index, eqn, ins: self.equation(eqn, (*path, index), scope, ins),
             lambda atom: Value(atom.aval, constant=known(atom.val)),
+            binds=False,
         )
 
     def equation(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
@@ -125,7 +126,8 @@ class _Builder:
 
             @functools.cache  # which traces the rule: only where its products decide, or for a report
             def backward() -> Graph | None:
-                rule = _backward(eqn, self.lists) if is_vjp else None
+                with jax_compat.as_written(eqn):
+                    rule = _backward(eqn, self.lists) if is_vjp else None
                 return None if rule is None else graph(rule, " backward")
 
             program = graph(body, "") if has_products else None

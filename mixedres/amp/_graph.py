@@ -8,6 +8,7 @@ twice is colored twice.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -103,6 +104,15 @@ def unfit(constant: np.ndarray, dtype: np.dtype, *, data: bool = True) -> bool:
     """
     if not jnp.issubdtype(constant.dtype, jnp.floating):
         return False
+    return _unfit_number(float(constant.item()), dtype) if constant.size == 1 else _unfit(constant, dtype, data=data)
+
+
+@functools.lru_cache(1024)
+def _unfit_number(number: float, dtype: np.dtype) -> bool:
+    return _unfit(np.asarray(number), dtype, data=False)
+
+
+def _unfit(constant: np.ndarray, dtype: np.dtype, *, data: bool) -> bool:
     limits = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
     size = np.abs(constant[np.isfinite(constant) & (constant != 0)].astype(np.float64))
     if constant.size <= SMALL or not data:
@@ -120,7 +130,7 @@ Path = tuple[int, ...]
 RANGE, SUM = "range", "sum"
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class Value:
     """An array of the program, shared by all variables that stand for it inside calls.
 
@@ -156,7 +166,7 @@ class Value:
         return is_half(self.aval)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class Node:
     """An equation at a path, or a merge (a loop carry or a result of cond), which has no equation.
 
@@ -177,6 +187,8 @@ class Node:
         derivatives are float32 too), 'result', or ''.
       taint: RANGE or SUM if the node must be float32, else ''.
       reason: reason of the color.
+      primitive: name of the primitive; 'merge' for a merge.
+      touches_f32: whether any operand or result is float32.
     """
 
     path: Path
@@ -195,20 +207,16 @@ class Node:
     wide: str = ""
     taint: str = ""
     reason: str = ""
+    primitive: str = dataclasses.field(init=False)
+    touches_f32: bool = dataclasses.field(init=False)
 
-    @property
-    def primitive(self) -> str:
-        """Returns the name of the primitive; 'merge' for a merge."""
-        return "merge" if self.eqn is None else self.eqn.primitive.name
+    def __post_init__(self) -> None:
+        self.primitive = "merge" if self.eqn is None else self.eqn.primitive.name
+        self.touches_f32 = any(value.is_f32 for value in (*self.ins, *self.outs))
 
     def f32_ins(self) -> list[Value]:
         """Returns the float32 operands that are not constants."""
         return [value for value in self.ins if value.is_f32 and value.constant is None]
-
-    @property
-    def touches_f32(self) -> bool:
-        """Returns whether any operand or result is float32."""
-        return any(value.is_f32 for value in (*self.ins, *self.outs))
 
     def unfit_constant(self, dtype: np.dtype) -> float | None:
         """Returns a constant operand that `dtype` cannot represent, or None."""

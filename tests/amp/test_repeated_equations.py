@@ -42,3 +42,21 @@ def test_sharing_changes_neither_program_nor_lines_nor_scopes(monkeypatch):
     monkeypatch.setattr(equation, "ENOUGH", 10**9)
     for with_sharing, without in zip(shared, programs(autocast(loss), *args), strict=True):
         assert sorted(map(str, described(with_sharing))) == sorted(map(str, described(without)))
+
+
+def test_layers_that_are_only_recorded_share_their_derivatives(monkeypatch):
+    calls = []
+    wide_product = equation.wide_product
+    monkeypatch.setattr(equation, "wide_product", lambda *args: calls.append(args) or wide_product(*args))
+
+    def program():
+        calls.clear()
+        return described(jax.make_jaxpr(autocast(jax.grad(loss)))(WEIGHTS, X)), len(calls)
+
+    equation._shared.cache_clear()
+    with_sharing, traced = program()
+    assert traced == 1  # the gradient of a weight is the float32 result of a half product
+    monkeypatch.setattr(equation, "ENOUGH", 10**9)
+    without, traced = program()
+    assert traced == LAYERS - 1  # one weight is used twice
+    assert sorted(map(str, with_sharing)) == sorted(map(str, without))

@@ -8,7 +8,7 @@ repeats, such as the equations of equal layers, share a jitted function, which J
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -58,8 +58,8 @@ class Kind:
         """Evaluates the equation.
 
         Args:
-          arrays: the operands; arrays of float32 operands may be in the half dtype. If `saves_half` and the equation is
-            a product, half copies of the operands follow.
+          arrays: the operands; if `half`, arrays of float32 operands may be in the half dtype. If `saves_half` and the
+            equation is a product, half copies of the operands follow.
 
         Returns:
           The results. If `saves_half` and the equation is a quotient, a half copy of the result follows.
@@ -68,14 +68,15 @@ class Kind:
         if self.saves_half:
             given = len(eqn.invars)
             return saving_half(eqn, dtype, arrays[:given], arrays[given:])
-        if self.copies or not self.half:
+        if not self.half:
+            return jax_compat.bind(eqn, *arrays)
+        if self.copies:
             # An operand that is given several times is cast once, so that its gradient is summed in float32.
             wide = {id(array): as_dtype(array, jnp.float32) for array in _floats(eqn, arrays)}
             operands = [wide.get(id(array), array) for array in arrays]
-            if self.copies and eqn.primitive.name in GATHERS:
+            if eqn.primitive.name in GATHERS:
                 return [gathered(eqn, operands[0], dtype)]
-            results = jax_compat.bind(eqn, *operands)
-            return [cast(result, dtype) for result in results] if self.copies else results
+            return [cast(result, dtype) for result in jax_compat.bind(eqn, *operands)]
         if eqn.primitive.name == "custom_jvp_call":
             return call_in_half(eqn, _each(eqn, arrays, lambda array: as_dtype(array, dtype)), dtype, self.lists)
         if self.wide in ("solver", "divisor"):
@@ -91,13 +92,18 @@ def kind_of(graph: Graph, node: Node) -> Kind:
     return Kind(node.eqn, graph.dtype, node.half, node.saves_half, node.wide, graph.copies(node), graph.lists)
 
 
-def kinds(graph: Graph) -> dict[Node, Kind]:
-    """Returns the `Kind` of every node of the graph.
+def has_rule(node: Node) -> bool:
+    """Returns whether a node is evaluated as a function with a derivative of its own, see `half_derivatives`."""
+    return node.saves_half or bool(node.wide) or (node.half and node.primitive == "custom_jvp_call")
+
+
+def kinds(graph: Graph, nodes: Iterable[Node]) -> dict[Node, Kind]:
+    """Returns the `Kind` of each of the nodes.
 
     Nodes of equal kind share one jitted function. If fewer than `ENOUGH` nodes have a kind, its `same` is None and the
     nodes share no function, because the function would cost more than it saves.
     """
-    found = {node: dataclasses.replace(kind_of(graph, node), same=_same(node)) for node in graph.nodes}
+    found = {node: dataclasses.replace(kind_of(graph, node), same=_same(node)) for node in nodes}
     counts = Counter(found.values())
     return {
         node: kind if counts[kind] >= ENOUGH else dataclasses.replace(kind, same=None) for node, kind in found.items()

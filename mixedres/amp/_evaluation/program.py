@@ -17,7 +17,7 @@ from mixedres._internal.tree import is_half
 from mixedres._internal.types import Array, Equation, Function, Jaxpr
 from mixedres.amp._evaluation import custom_derivatives
 from mixedres.amp._evaluation.control_flow import evaluate_call
-from mixedres.amp._evaluation.equation import Kind, call, kind_of, kinds
+from mixedres.amp._evaluation.equation import Kind, call, has_rule, kind_of, kinds
 from mixedres.amp._evaluation.values import Cell, Widened, as_computed, as_float32, cast, cells, is_f32
 from mixedres.amp._evaluation.widening import evaluate_widened
 from mixedres.amp._graph import Graph, Node, Path
@@ -48,7 +48,12 @@ class Evaluator:
     @functools.cached_property
     def kinds(self) -> dict[Node, Kind]:
         """Returns the kinds of the nodes, with equal nodes of one kind."""
-        return kinds(self.graph)
+        return kinds(self.graph, self.graph.nodes)
+
+    @functools.cached_property
+    def rules(self) -> dict[Node, Kind]:
+        """Returns the kinds of the nodes that get a derivative of their own."""
+        return kinds(self.graph, filter(has_rule, self.graph.nodes))
 
     def body(self, jaxpr: Jaxpr, path: Path, args: Sequence[Array]) -> list[Any]:
         """Evaluates a body. Results have the dtypes in which they were computed; float32 results are cells."""
@@ -91,10 +96,12 @@ class Evaluator:
 
     def leaf(self, node: Node, arrays: Sequence[Array]) -> list[Any]:
         """Evaluates a node without a body."""
-        # A shared function saves time where JAX differentiates it; to record it alone takes longer than its equations.
-        if jax_compat.is_recorded(arrays):
-            return kind_of(self.graph, node).evaluate(arrays)
-        return call(self.kinds[node], arrays)
+        if not jax_compat.is_recorded(arrays):
+            return call(self.kinds[node], arrays)
+        # A shared function saves time where JAX traces a derivative; to record it takes longer than one equation.
+        if has_rule(node):
+            return call(self.rules[node], arrays)
+        return kind_of(self.graph, node).evaluate(arrays) if node.half else jax_compat.bind(node.eqn, *arrays)
 
     def widened(self, eqn: Equation, args: list[Array]) -> list[Any]:
         """Evaluates an equation on half values of the original program in float32."""
