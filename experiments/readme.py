@@ -15,7 +15,7 @@ import json
 import pathlib
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,8 @@ def summary() -> str:
     head = ["preset", "runs", "test top-1", "difference to fp32, points (95 % interval)", "skipped steps"]
     cells = ([f"`{row['case']}`", str(row["n"]), *_trained_cells(row)] for row in rows)
     text = (
-        f"{_task(result)} ({_where(result)}). A run is a seed, and is compared with float32 on the same seed. "
+        f"{_task(result)} ({_where(result)}), with the standard deviation over seeds. A run is compared with the mean "
+        "of two float32 runs of its seed, which add in another order. "
         f"{_verdict(rows)} {_single_run(result)}"
     )
     return "\n".join([*runs.markdown(head, cells), "", text, "", *map(speed_up, _timed())])
@@ -81,7 +82,7 @@ def _not_equivalent(compared: Iterable[dict[str, Any]]) -> list[str]:
 def _single_run(result: dict[str, Any]) -> str:
     low, high = next(row for row in result["rows"] if row["is_floor"])["top1"]["single"]
     return (
-        f"One run of yours will vary by more: if only the order of sums changes, 95 % of float32 runs change by "
+        "One run of yours will vary by more: another order of sums changes the top-1 of 95 % of float32 runs by "
         f"{low:+.2f} to {high:+.2f} points."
     )
 
@@ -102,7 +103,7 @@ def page() -> str:
 def _introduction(result: dict[str, Any]) -> str:
     presets = [row for row in result["rows"] if row["case"] in PRESETS and row["pairs"]]
     within = f"{evidence.MARGINS['top1']} points of float32"
-    kept = "" if _not_equivalent(presets) else f" It keeps top-1 within {within}."
+    kept = "" if _not_equivalent(presets) else f" On {DATA[result['data']]} it keeps top-1 within {within}."
     return (
         f"Half precision halves the time of a step on a GPU.{kept} `python -m experiments.readme` writes this page "
         "from the files in `experiments/results`."
@@ -125,14 +126,14 @@ def accuracy(result: dict[str, Any]) -> str:
             f"{_task(result)}: top-1 in float32 is {result['rows'][0]['top1']['mean']:.1f} %. The intervals hold for "
             "other seeds and other test images. The gray band is the [margin](glossary.md#equivalent-to-float32) of "
             f"{evidence.MARGINS['top1']} points, which was fixed before the runs. {_single_run(result)} The negative "
-            f"control, a loss scale of 2⁻¹⁰, fails as it must ({failed['top1']['mean']:.0f} %).",
+            f"control, a loss scale of 2⁻¹⁰, fails as it must: its top-1 is {failed['top1']['mean']:.0f} %.",
             *_real_differences(shown),
             _folded("The table", runs.markdown(head, cells), f"`{result['command']}`, {_where(result)}"),
         ]
     )
 
 
-def _real_differences(rows: Iterable[dict[str, Any]]) -> list[str]:
+def _real_differences(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Returns a sentence on intervals that do not contain zero; none if there are no such intervals."""
     names = {"top1": "top-1", "loss": "cross-entropy"}
     found = [
@@ -142,7 +143,7 @@ def _real_differences(rows: Iterable[dict[str, Any]]) -> list[str]:
         if row[figure]["interval"] and row[figure]["interval"][0] * row[figure]["interval"][1] > 0
     ]
     by_chance = "By chance one interval in twenty does not contain zero."
-    return [f"{by_chance} Here: {'; '.join(found)}."] if found else []
+    return [f"{by_chance} Of these {len(rows) * len(names)}: {'; '.join(found)}."] if found else []
 
 
 def recipe(result: dict[str, Any]) -> str:
@@ -184,8 +185,8 @@ def speed_beside_pytorch() -> str:
     )
     return "\n\n".join(
         [
-            "Left of the line our training step is faster: "
-            f"it takes {min(training):.2f} to {max(training):.2f} of PyTorch's time.",
+            f"Our training step takes {min(training):.2f} to {max(training):.2f} of PyTorch's time. "
+            "Left of the line it is faster.",
             _picture("speed", "Our time of a training step divided by PyTorch's, with 95 % intervals"),
             "Training steps with equal weights, in turns; PyTorch's time is the better of eager and compiled.",
             _folded("The table", runs.markdown(head, cells, 3), where),
