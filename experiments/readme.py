@@ -48,17 +48,21 @@ def summary() -> str:
     head = ["preset", "runs", "test top-1", "difference to fp32, points (95 % interval)", "skipped steps"]
     cells = ([f"`{row['case']}`", str(row["n"]), *_trained_cells(row)] for row in rows)
     text = (
-        f"{_task(result)} ({_where(result)}), with the standard deviation over seeds. A run is compared with the mean "
-        "of two float32 runs of its seed, which add in another order. "
+        f"{_trained(result)} ({_where(result)}), with the standard deviation over seeds. A run is compared with the "
+        "mean of two float32 runs of its seed, which add in another order. "
         f"{_verdict(rows)} {_single_run(result)}"
     )
     return "\n".join([*runs.markdown(head, cells), "", text, "", *map(speed_up, _timed())])
 
 
 def _task(result: dict[str, Any]) -> str:
-    epochs = result.get("epochs")  # what trains for a number of steps has none
-    told = {None: "", 1: ", one epoch"}.get(epochs, f", {epochs} epochs")
-    return f"A {NETWORKS[result['model']]} on {DATA[result['data']]}{told}"
+    return f"A {NETWORKS[result['model']]} on {DATA[result['data']]}"
+
+
+def _trained(result: dict[str, Any]) -> str:
+    if (epochs := result["epochs"]) is None:  # the runs have a number of steps
+        return _task(result)
+    return f"{_task(result)}, {'one epoch' if epochs == 1 else f'{epochs:g} epochs'}"
 
 
 def _verdict(rows: Iterable[dict[str, Any]]) -> str:
@@ -123,10 +127,10 @@ def accuracy(result: dict[str, Any]) -> str:
         [
             _verdict(row for row in shown if not row["is_floor"]),
             _picture("accuracy", "Difference of each preset to float32 in test top-1, with 95 % intervals"),
-            f"{_task(result)}: top-1 in float32 is {result['rows'][0]['top1']['mean']:.1f} %. The intervals hold for "
-            "other seeds and other test images. The gray band is the [margin](glossary.md#equivalent-to-float32) of "
-            f"{evidence.MARGINS['top1']} points, which was fixed before the runs. {_single_run(result)} The negative "
-            f"control, a loss scale of 2⁻¹⁰, fails as it must: its top-1 is {failed['top1']['mean']:.0f} %.",
+            f"{_trained(result)}: top-1 in float32 is {result['rows'][0]['top1']['mean']:.1f} %. The intervals hold "
+            "for other seeds and other test images. The gray band is the [margin](glossary.md#equivalent-to-float32) "
+            f"of {evidence.MARGINS['top1']} points, which was fixed before the runs. {_single_run(result)} The "
+            f"negative control, a loss scale of 2⁻¹⁰, fails as it must: its top-1 is {failed['top1']['mean']:.0f} %.",
             *_real_differences(shown),
             _folded("The table", runs.markdown(head, cells), f"`{result['command']}`, {_where(result)}"),
         ]

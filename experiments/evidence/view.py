@@ -253,7 +253,8 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         console.complain(f"report: {error}")
         return 2
-    epochs = (RecordedRun(run).config() or {}).get("epochs")  # None if the sweep counts steps
+    config = RecordedRun(run).config() or {}
+    epochs = None if config.get("steps") else config.get("epochs")  # steps replace epochs
     document = {name: whole[name] for name in KEPT} | {"epochs": epochs, "rows": found, "doctor": said}
     if options.add:
         document["added"] = [*earlier.pop("added", []), {name: earlier.get(name) for name in KEPT}]

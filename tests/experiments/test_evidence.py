@@ -136,6 +136,7 @@ def test_sweep_becomes_a_table(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     document = json.loads((tmp_path / "evidence_small.json").read_text())
     rows = {row["case"]: row for row in document["rows"]}
+    assert document["epochs"] is None  # steps replace the config's epochs
     assert list(rows) == ["fp32", "fp32, on 2 devices", "fp16_static, loss scale 2^-10"]
     assert [row["is_floor"] for row in rows.values()] == [False, True, False]
     for row in rows.values():
