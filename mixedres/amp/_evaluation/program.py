@@ -99,9 +99,7 @@ class Evaluator:
         if not jax_compat.is_recorded(arrays):
             return call(self.kinds[node], arrays)
         # A shared function saves time where JAX traces a derivative; to record it takes longer than one equation.
-        if has_rule(node):
-            return call(self.rules[node], arrays)
-        return kind_of(self.graph, node).evaluate(arrays) if node.half else jax_compat.bind(node.eqn, *arrays)
+        return call(self.rules[node], arrays) if has_rule(node) else kind_of(self.graph, node).evaluate(arrays)
 
     def widened(self, eqn: Equation, args: list[Array]) -> list[Any]:
         """Evaluates an equation on half values of the original program in float32."""
