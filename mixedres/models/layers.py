@@ -249,19 +249,19 @@ class Norms:
     def relu(self, name: str, y: jax.Array, *, after_conv: bool = True) -> jax.Array:
         """Returns relu(norm(y)); `after_conv`: whether `y` is the result of a convolution."""
         if not self.fused:
-            return relu(self._plain(name, y, after_conv=after_conv))
+            return self._relu(self._plain(name, y, after_conv=after_conv))
         return self._fused_relu(fused.norm_relu, name, y)
 
     def relu_pool(self, name: str, y: jax.Array) -> jax.Array:
         """Returns max_pool(relu(norm(y)))."""
         if not self.fused:
-            return max_pool(self.relu(name, y), self.pool_padding)
+            return max_pool(self.relu(name, y), self.pool_padding, use_onednn=self.use_onednn)
         return self._fused_relu(fused.norm_relu_pool, name, y)
 
     def add_relu(self, name: str, y: jax.Array, x: jax.Array, dtype: DType, **options: Any) -> jax.Array:
         """Returns relu(norm(y) + x), sum and result in `dtype`; `options` are attributes of the norm."""
         if not self.fused:
-            return relu(add(self._plain(name, y, **options), x, dtype))
+            return self._relu(add(self._plain(name, y, **options), x, dtype))
         own = self._params(name, y, **options)
         out, statistics = fused.norm_add_relu(y, x, own.scale, own.bias, self._config(dtype))
         own.update_running_stats(y, *statistics)
@@ -272,7 +272,7 @@ class Norms:
     ) -> jax.Array:
         """Returns relu(norm(y) + norm(z)), sum and result in `dtype`; `options` are attributes of the norm of `y`."""
         if not self.fused:
-            return relu(add(self._plain(name, y, **options), self._plain(name_z, z), dtype))
+            return self._relu(add(self._plain(name, y, **options), self._plain(name_z, z), dtype))
         of_y, of_z = self._params(name, y, **options), self._params(name_z, z)
         args = y, of_y.scale, of_y.bias, z, of_z.scale, of_z.bias
         out, statistics_y, statistics_z = fused.norms_add_relu(*args, self._config(dtype))
@@ -284,6 +284,9 @@ class Norms:
         if self.folded and after_conv:
             return Bias(self.policy, name=name)(y)
         return BatchNorm(name=name, **self._options, **options)(y, self.train)
+
+    def _relu(self, x: jax.Array) -> jax.Array:
+        return relu(x, use_onednn=self.use_onednn)
 
     def _fused_relu(self, function: Function, name: str, y: jax.Array) -> jax.Array:
         own = self._params(name, y)

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from mixedres._internal.tree import at_least_float32
-from mixedres._internal.types import Array, PrecisionLike
+from mixedres._internal.types import Array, DType, PrecisionLike
 from mixedres.models import onednn
 from mixedres.models.products import (
     Pads,
@@ -166,27 +166,43 @@ def _wide_product_of_windows(
     return product_of_windows(x.astype(wide), kernel.astype(wide), stride, around, precision).astype(x.dtype)
 
 
-def relu(x: jax.Array) -> jax.Array:
+def relu(x: jax.Array, *, use_onednn: bool = False) -> jax.Array:
     """Returns max(x, 0) for an array of any shape, with the gradient 0 at 0.
 
     On CPUs it is a selection, which XLA writes to memory once.
+
+    Args:
+      x: an array of any shape.
+      use_onednn: for programs with `mixedres.models.onednn.COMPILER_OPTIONS`: on CPUs, select bfloat16 in float32. The
+        numbers are the same.
     """
-    result: jax.Array = jax.lax.platform_dependent(x, cpu=_relu_by_selection, default=nn.relu)
+    select = partial(_relu_by_selection, dtype=_selected_in(x, use_onednn=use_onednn))
+    result: jax.Array = jax.lax.platform_dependent(x, cpu=select, default=nn.relu)
     return result
 
 
-@jax.custom_jvp
-def _relu_by_selection(x: jax.Array) -> jax.Array:
-    return jnp.where(x <= 0, jnp.zeros_like(x), x)  # a NaN stays one
+def _selected_in(x: jax.Array, *, use_onednn: bool) -> DType:
+    """Returns the dtype in which to compare and select on CPUs.
+
+    XLA for CPUs compares bfloat16 value by value, which takes ten times as long as in float32. float16 stays as it is:
+    from a selection in float32, XLA would compute all residual blocks before again.
+    """
+    return jnp.float32 if use_onednn and x.dtype == jnp.bfloat16 else x.dtype
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _relu_by_selection(x: jax.Array, dtype: DType) -> jax.Array:
+    wide = x.astype(dtype)
+    return jnp.where(wide <= 0, jnp.zeros_like(wide), wide).astype(x.dtype)  # a NaN stays one
 
 
 @_relu_by_selection.defjvp
-def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    y = _relu_by_selection(*primals)
-    return y, jnp.where(y > 0, tangents[0], 0)
+def _(dtype: DType, primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    y = _relu_by_selection(primals[0], dtype)
+    return y, jnp.where(y.astype(dtype) > 0, tangents[0].astype(dtype), 0).astype(y.dtype)
 
 
-def max_pool(x: jax.Array, padding: str = "pytorch") -> jax.Array:
+def max_pool(x: jax.Array, padding: str = "pytorch", *, use_onednn: bool = False) -> jax.Array:
     """Returns the 3x3 max pool with stride 2; the gradient of equal values goes to the first of them.
 
     On CPUs the gradient has no scatter, which is slow there.
@@ -194,6 +210,7 @@ def max_pool(x: jax.Array, padding: str = "pytorch") -> jax.Array:
     Args:
       x: (b, h, w, c).
       padding: see `pads`; padding is never the maximum.
+      use_onednn: as for `relu`; the gradient of an element of several windows is also summed in float32.
 
     Returns:
       (b, ceil(h / 2), ceil(w / 2), c). A NaN in a window is its maximum.
@@ -205,7 +222,8 @@ def max_pool(x: jax.Array, padding: str = "pytorch") -> jax.Array:
         return pooled
 
     def on_cpu(x: jax.Array) -> jax.Array:
-        return _pool(_pool(x, 2, padding), 1, padding)
+        wide = x.astype(_selected_in(x, use_onednn=use_onednn))
+        return _pool(_pool(wide, 2, padding), 1, padding).astype(x.dtype)
 
     result: jax.Array = jax.lax.platform_dependent(x, cpu=on_cpu, default=default)
     return result

@@ -171,8 +171,8 @@ class ResNet(nn.Module):
       keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'. Their results are
         float32 too; other modules cast their operands to the compute dtype.
       fused: in training, fuse batch norms with the ops after them; see `mixedres.models.layers.Norms`.
-      use_onednn: on CPUs, compute bfloat16 convolutions in the forms of `mixedres.models.onednn`. Without its compiler
-        options these forms are slow.
+      use_onednn: on CPUs, compute bfloat16 convolutions in the forms of `mixedres.models.onednn`, and select bfloat16
+        in float32. Without the compiler options of oneDNN these forms are slow.
       folded: the variables are those of `mixedres.models.for_inference`; the network cannot be trained.
     """
 
@@ -209,7 +209,7 @@ class ResNet(nn.Module):
         x = conv(self.filters, 3 if self.small_images else 7, 1 if self.small_images else 2, name="stem_conv")(images)
         self.sow("intermediates", "initial_conv", x)
         if preactivated:
-            x = x if self.small_images else max_pool(x, self.pool_padding)
+            x = x if self.small_images else max_pool(x, self.pool_padding, use_onednn=self.use_onednn)
         else:
             x = norms.relu("stem_norm", x) if self.small_images else norms.relu_pool("stem_norm", x)
         if not self.small_images:

@@ -152,11 +152,11 @@ def test_further_derivatives_of_the_cpu_form(small_pieces):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("dtype", "use_onednn"), [("float32", False), ("float16", False), (jnp.bfloat16, True)])
 @pytest.mark.parametrize("padding", names.PADDINGS)
-def test_cpu_pool_has_the_same_maxima_and_ties(dtype, padding):
+def test_cpu_pool_has_the_same_maxima_and_ties(dtype, use_onednn, padding):
     rng = np.random.default_rng(0)
-    pools = [on(platform, lambda x: max_pool(x, padding)) for platform in ("cpu", None)]
+    pools = [on(platform, lambda x: max_pool(x, padding, use_onednn=use_onednn)) for platform in ("cpu", None)]
     given = []
     for size in ((1, 1), (2, 3), (5, 8), (7, 7)):
         x = rng.integers(-2, 3, (2, *size, 3)).astype(dtype)  # many are equal
@@ -165,7 +165,8 @@ def test_cpu_pool_has_the_same_maxima_and_ties(dtype, padding):
         given.append((x, bad, rng.integers(1, 9, jax.eval_shape(pools[0], x).shape).astype(dtype)))  # sums are exact
 
     def results(pool):
-        return [(*(vjp := jax.vjp(pool, x))[:1], vjp[1](g), pool(bad)) for x, bad, g in given]
+        found = [(*(vjp := jax.vjp(pool, x))[:1], vjp[1](g), pool(bad)) for x, bad, g in given]
+        return jax.tree.map(lambda x: x.astype(jnp.float32), found)
 
     jax.tree.map(np.testing.assert_array_equal, *jax.jit(lambda: [results(pool) for pool in pools])())
     jaxpr = jax.make_jaxpr(on("cpu", jax.grad(lambda x: max_pool(x, padding).sum())))(x)
@@ -196,6 +197,22 @@ def test_cpu_relu_equals_relu():
     ours, theirs = (jax.jit(on(platform, jax.vmap(jax.value_and_grad(relu))))(x) for platform in ("cpu", None))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     assert jax.eval_shape(relu, x.astype(np.float16)).dtype == jnp.float16
+
+
+def test_bfloat16_relu_with_onednn_selects_in_float32_and_has_the_same_bits():
+    x = np.arange(2**16, dtype=np.uint16).view(jnp.bfloat16)  # all values
+    g = np.random.default_rng(0).permutation(x)
+
+    def results(use_onednn):
+        y, vjp = jax.vjp(on("cpu", lambda x: relu(x, use_onednn=use_onednn)), x)
+        return y, *vjp(g)
+
+    jaxpr = jax.make_jaxpr(results, static_argnums=0)(True)
+    compared = [eqn.invars[0].aval.dtype for eqn in jax_compat.equations(jaxpr) if eqn.primitive.name in ("le", "gt")]
+    assert compared == [jnp.float32] * 2
+    for wide, half in zip(results(True), results(False), strict=True):
+        wide, half = (np.where(np.isnan(array), np.nan, array).astype(x.dtype) for array in (wide, half))
+        np.testing.assert_array_equal(wide.view(np.uint16), half.view(np.uint16))
 
 
 def test_one_program_has_both_forms():
