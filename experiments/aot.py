@@ -10,10 +10,10 @@ Needs no GPU, but JAX's CUDA plugin: Python 3.12 or newer and pip install 'jax[c
 A compilation takes half a minute on two CPU cores. Without the device XLA chooses no convolution algorithms, so nothing
 here is a time; bytes are those of every kernel's operands and results, as if no cache held any.
 
-Every preset is compiled with plain norms and with fused ones (config.model.fused), but for rewritten graphs, which see
-plain ones alone. Prints a table and writes experiments/results/aot_GPU.json: bytes of device memory an image by kind of
-kernel, kernels, temporary memory, dtypes of the convolutions, transposes, and results as large as an activation that a
-half-precision step should not have: float32, integers, booleans, and what is scattered, copied or transposed.
+Every preset is compiled with plain norms and with fused ones (config.model.fused). Prints a table and writes
+experiments/results/aot_GPU.json: bytes of device memory an image by kind of kernel, kernels, temporary memory, dtypes
+of the convolutions, transposes, and results as large as an activation that a half-precision step should not have:
+float32, integers, booleans, and what is scattered, copied or transposed.
 
 --devices compiles for several GPUs, in machines of eight, each with --batch images. The results have for each
 all-reduce its dtypes, number of arrays and MB, and whether it is asynchronous. 'start' is the fraction of the step's
@@ -222,7 +222,7 @@ def cases(options: argparse.Namespace, rest: list[str]) -> list[Case]:
         for devices in options.devices
         for batch in options.batch
         for preset in options.presets
-        for fused in ((False,) if preset.endswith("_rewrite") or options.prediction else (False, True))
+        for fused in ((False,) if options.prediction else (False, True))
     ]
 
 

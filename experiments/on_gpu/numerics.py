@@ -14,7 +14,7 @@ import jmp
 import numpy as np
 
 from experiments.on_gpu import parts
-from mixedres import models, precision
+from mixedres import models
 from mixedres._internal.names import PRESETS
 from mixedres._internal.tree import named_leaves
 from mixedres.data import Batch
@@ -69,8 +69,6 @@ def gradients(
     found: dict[tuple[str, bool], np.ndarray] = {}
     for preset in presets:
         for fused in (False, True):
-            if fused and precision.get(preset).why_not_fusable:
-                continue
             one = parts.experiment(preset, keys | {"model.fused": str(fused).lower()})
             _, grads = steps.loss_and_grads(one)(_fresh(one, variables), one.shard_batch(batch))
             found[preset, fused] = _flat(jax.device_get(grads))

@@ -6,15 +6,14 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
-
 from experiments import benchmark
 from experiments.lib import plots, runs
 from experiments.timing import costs, versus
 from mixedres import precision
 from mixedres._internal.files import replace_text, write_json
+from mixedres.train.builder import arithmetic
 
-# What config.model.fused=auto follows: {kind of device: dtypes in which fused norms are faster}.
+# What config.model.fused=auto follows: {kind of device: arithmetic in which fused norms are faster}.
 TABLE = pathlib.Path(__file__).parents[2] / "mixedres" / "train" / "fused_is_faster.json"
 
 
@@ -73,19 +72,19 @@ def remember(document: dict[str, Any], table: pathlib.Path = TABLE) -> pathlib.P
 
 
 def fused_gains(document: dict[str, Any]) -> dict[str, list[float]]:
-    """{compute dtype: times of plain over fused steps}, of all presets and batch sizes that were timed."""
+    """{arithmetic of a preset: times of plain over fused steps}, of all presets and batch sizes that were timed."""
     gains: dict[str, list[float]] = {}
     for name, result in document["parts"].items():
         for row in result["rows"] if name.startswith("steps_") else ():
             if row.get("norms") == "fused" and "plain" in row["speedup"]:
-                dtype = str(jnp.dtype(precision.get(row["preset"]).policy.compute_dtype))
-                gains.setdefault(dtype, []).append(row["speedup"]["plain"]["ratio"])
+                name = arithmetic(precision.get(row["preset"]))
+                gains.setdefault(name, []).append(row["speedup"]["plain"]["ratio"])
     return gains
 
 
 def faster(gains: dict[str, list[float]]) -> list[str]:
-    """The dtypes in which fused norms are faster on average, and nowhere 5 % slower."""
-    return [dtype for dtype, ratios in gains.items() if math.prod(ratios) > 1 and min(ratios) > 0.95]
+    """The arithmetic in which fused norms are faster on average, and nowhere 5 % slower."""
+    return [name for name, ratios in gains.items() if math.prod(ratios) > 1 and min(ratios) > 0.95]
 
 
 def _numerics(result: dict[str, Any]) -> list[str]:

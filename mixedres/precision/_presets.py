@@ -66,8 +66,9 @@ class Precision:
     @property
     def why_not_fusable(self) -> str | None:
         """Returns the reason why `mixedres.models.fused` cannot compute norms in this precision; None if it can."""
-        if self.implementation == "graph_rewrite":
-            return f"precision {self.name}, whose graph rewrite sees single layers; take a preset that casts, or false"
+        has_own_rules = (self.lists, self.level, self.keep_float32) != (None, "default", "")
+        if self.implementation == "graph_rewrite" and has_own_rules:
+            return "lists, a level or keep_float32 of a graph rewrite: they do not apply inside fused norms"
         computes, fused = self.norm_policy.compute_dtype, at_least_float32(self.policy.compute_dtype)
         if computes != fused:
             return f"norm_policy '{self.norm_policy}': fused norms compute in {fused}; write compute={fused}"

@@ -18,7 +18,7 @@ from mixedres.config import KEYS, duration_in_steps, flatten, precision_of
 from mixedres.train import optimizers, steps
 from mixedres.train.experiment import Experiment, for_training
 
-# {kind of device: compute dtypes} for which fused norms make the step faster on average over the benchmarks in
+# {kind of device: names of `arithmetic`} for which fused norms make the step faster on average over the benchmarks in
 # experiments/results, and in none of them 5 % slower; python -m experiments.gpu enters a GPU. docs/performance.md has
 # the numbers. Norms are plain on a kind of device that was not measured.
 FUSED_IS_FASTER: dict[str, list[str]] = json.loads((pathlib.Path(__file__).parent / "fused_is_faster.json").read_text())
@@ -145,8 +145,14 @@ def _is_fused(given: str, config: ConfigDict, chosen: precision.Precision, kind:
         obstacle = "batch_norm.frozen: fused norms take the statistics of the batch; leave one of them out"
     if given == "true" and obstacle:
         raise ConfigError(f"config.model.fused=true does not go with {obstacle}")
-    is_faster = str(jnp.dtype(chosen.policy.compute_dtype)) in FUSED_IS_FASTER.get(kind, ())
+    is_faster = arithmetic(chosen) in FUSED_IS_FASTER.get(kind, ())
     return not obstacle and (given == "true" or (given == "auto" and is_faster))
+
+
+def arithmetic(chosen: precision.Precision) -> str:
+    """Returns the compute dtype, such as 'bfloat16', or 'bfloat16 rewritten' if a graph rewrite casts to the dtype."""
+    dtype = jnp.dtype(chosen.policy.compute_dtype).name
+    return f"{dtype} rewritten" if chosen.implementation == "graph_rewrite" else dtype
 
 
 def _check_paths(experiment: Experiment) -> None:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from experiments.lib import runs
-from experiments.on_gpu import page
+from experiments.on_gpu import numerics, page, parts
 from mixedres import precision, replay
+from mixedres._internal.errors import ConfigError
 from mixedres._internal.tree import fingerprint
 from mixedres.config import unflatten
-from mixedres.models import kernel_layout
+from mixedres.models import kernel_layout, onednn
 from mixedres.train import start, steps
 from mixedres.train.builder import FUSED_IS_FASTER
 from tests import arrays
@@ -108,7 +109,7 @@ def test_finite_check_sees_kernels_in_any_order(ohwi):
 
 
 def test_auto_fuses_the_combinations_measured_as_faster():
-    """Fused where it is faster on average over the benchmarks of a device and a dtype, and nowhere 5 % slower."""
+    """Fused where it is faster on average over the benchmarks of a device and an arithmetic, and nowhere 5 % slower."""
     gains: dict[str, dict[str, list[float]]] = {}
     for path in runs.RESULTS.glob("*.json"):
         found = json.loads(path.read_text())
@@ -117,11 +118,11 @@ def test_auto_fuses_the_combinations_measured_as_faster():
         elif not path.stem.startswith("gpu_"):
             continue
         of_kind = gains.setdefault(found["device"]["kind"], {})
-        for dtype, ratios in page.fused_gains(found).items():
-            of_kind.setdefault(dtype, []).extend(ratios)
+        for name, ratios in page.fused_gains(found).items():
+            of_kind.setdefault(name, []).extend(ratios)
     assert "float16" in gains["cpu"]
     assert {kind: set(page.faster(of_kind)) for kind, of_kind in gains.items()} == {
-        kind: set(dtypes) for kind, dtypes in FUSED_IS_FASTER.items()
+        kind: set(names) for kind, names in FUSED_IS_FASTER.items()
     }
 
 
@@ -136,9 +137,42 @@ def test_auto_fuses_if_faster_and_possible(faster_on, monkeypatch):
     assert not build(run_cases.tiny("fp16", model__fused="false")).model.fused
 
 
+def test_auto_fuses_rewritten_networks_with_onednn_and_default_rules(monkeypatch):
+    """Short runs of a graph rewrite on CPUs keep the numbers of plain norms, and rules of one's own apply to norms."""
+    monkeypatch.setattr("mixedres.train.builder.FUSED_IS_FASTER", {"cpu": ["float16 rewritten"]})
+    monkeypatch.setattr(onednn, "is_faster", lambda dtype, count: count >= 500)
+    monkeypatch.setattr(onednn, "_instructions", frozenset)
+
+    def fused(preset, steps, **options):
+        return build(run_cases.tiny(preset, steps=steps, **options)).model.fused
+
+    assert fused("fp16_rewrite", 500) and not fused("fp16_rewrite", 499)
+    assert fused("fp16_rewrite", 499, model__fused="true") and not fused("fp16_rewrite", 500, model__fused="false")
+    assert not fused("fp16_rewrite", 500, batch_norm__frozen="true")
+    assert not fused("bf16_rewrite", 500) and not fused("fp16", 500)
+    for rule in ({"autocast__deny": "tanh"}, {"autocast__level": "allow_only"}, {"precision__keep_float32": "norm"}):
+        assert not fused("fp16_rewrite", 500, **rule)
+        with pytest.raises(ConfigError, match="do not apply inside fused norms"):
+            fused("fp16_rewrite", 500, model__fused="true", **rule)
+
+
 def test_precisions_of_a_fused_run_are_fused_if_possible():
     """What the doctor compares with, and what a replay takes."""
     experiment = build(run_cases.tiny("fp16", model__fused="true"))
-    for preset, fused in (("bf16", True), ("fp16_rewrite", False), ("fp32", True)):
-        assert experiment.in_precision(precision.get(preset)).model.fused == fused
+    for preset in ("bf16", "fp16_rewrite", "fp32"):
+        assert experiment.in_precision(precision.get(preset)).model.fused
         build(unflatten(replay.in_preset(experiment.resolved, preset)))
+    half_norms = precision.get("fp16", norm_policy="params=float32,compute=float16,output=float16")
+    assert not experiment.in_precision(half_norms).model.fused
+
+
+@pytest.mark.parametrize("preset", ["fp16_rewrite", "bf16_rewrite"])
+def test_fused_norms_of_a_rewritten_network_round_no_more_than_plain_ones(preset):
+    """Fused norms read and write float32 there, and only the convolutions round."""
+    keys = parts.TINY | numerics.SETTINGS
+    base = parts.experiment("fp32", keys)
+    variables = jax.device_get(start.new_state(base).variables)
+    batch = next(iter(base.source.train_batches(base.batch_size, seed=0, first_step=0)))
+    rows = numerics.gradients(base, variables, batch, keys, [preset])
+    errors = {row["case"]: row["value"] for row in rows if row["check"] == "gradient against float64"}
+    assert 1e-4 < errors[f"{preset}, fused"] < 1.1 * errors[f"{preset}, plain"]
