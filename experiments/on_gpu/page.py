@@ -77,8 +77,8 @@ def fused_gains(document: dict[str, Any]) -> dict[str, list[float]]:
     for name, result in document["parts"].items():
         for row in result["rows"] if name.startswith("steps_") else ():
             if row.get("norms") == "fused" and "plain" in row["speedup"]:
-                name = arithmetic(precision.get(row["preset"]))
-                gains.setdefault(name, []).append(row["speedup"]["plain"]["ratio"])
+                computed_in = arithmetic(precision.get(row["preset"]))
+                gains.setdefault(computed_in, []).append(row["speedup"]["plain"]["ratio"])
     return gains
 
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from mixedres._internal.tree import at_least_float32
-from mixedres._internal.types import Array, DType, PrecisionLike
+from mixedres._internal.types import Array, PrecisionLike
 from mixedres.models import onednn
 from mixedres.models.products import (
     Pads,
@@ -176,30 +176,32 @@ def relu(x: jax.Array, *, use_onednn: bool = False) -> jax.Array:
       use_onednn: for programs with `mixedres.models.onednn.COMPILER_OPTIONS`: on CPUs, select bfloat16 in float32. The
         numbers are the same.
     """
-    select = partial(_relu_by_selection, dtype=_selected_in(x, use_onednn=use_onednn))
+    select = partial(_relu_by_selection, use_onednn=use_onednn)
     result: jax.Array = jax.lax.platform_dependent(x, cpu=select, default=nn.relu)
     return result
 
 
-def _selected_in(x: jax.Array, *, use_onednn: bool) -> DType:
-    """Returns the dtype in which to compare and select on CPUs.
+def selectable(x: jax.Array, *, use_onednn: bool) -> jax.Array:
+    """Returns `x` in the dtype in which to compare and select on CPUs, which changes no value.
 
     XLA for CPUs compares bfloat16 value by value, which takes ten times as long as in float32. float16 stays as it is:
-    from a selection in float32, XLA would compute all residual blocks before again.
+    from a selection in float32, XLA would compute all residual blocks before again. On GPUs a float32 map would add
+    kernels and a twentieth of the bytes of a step.
     """
-    return jnp.float32 if use_onednn and x.dtype == jnp.bfloat16 else x.dtype
+    return x.astype(jnp.float32) if use_onednn and x.dtype == jnp.bfloat16 else x
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _relu_by_selection(x: jax.Array, dtype: DType) -> jax.Array:
-    wide = x.astype(dtype)
+def _relu_by_selection(x: jax.Array, use_onednn: bool) -> jax.Array:
+    wide = selectable(x, use_onednn=use_onednn)
     return jnp.where(wide <= 0, jnp.zeros_like(wide), wide).astype(x.dtype)  # a NaN stays one
 
 
 @_relu_by_selection.defjvp
-def _(dtype: DType, primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    y = _relu_by_selection(primals[0], dtype)
-    return y, jnp.where(y.astype(dtype) > 0, tangents[0].astype(dtype), 0).astype(y.dtype)
+def _(use_onednn: bool, primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    y = _relu_by_selection(primals[0], use_onednn)
+    wide, tangent = (selectable(array, use_onednn=use_onednn) for array in (y, tangents[0]))
+    return y, jnp.where(wide > 0, tangent, 0).astype(y.dtype)
 
 
 def max_pool(x: jax.Array, padding: str = "pytorch", *, use_onednn: bool = False) -> jax.Array:
@@ -222,8 +224,7 @@ def max_pool(x: jax.Array, padding: str = "pytorch", *, use_onednn: bool = False
         return pooled
 
     def on_cpu(x: jax.Array) -> jax.Array:
-        wide = x.astype(_selected_in(x, use_onednn=use_onednn))
-        return _pool(_pool(wide, 2, padding), 1, padding).astype(x.dtype)
+        return _pool(_pool(selectable(x, use_onednn=use_onednn), 2, padding), 1, padding).astype(x.dtype)
 
     result: jax.Array = jax.lax.platform_dependent(x, cpu=on_cpu, default=default)
     return result

@@ -161,7 +161,7 @@ def for_training(
     """
     count = total_steps if config.microbatches == 1 else 0
     network = models.for_platform(model, platform, chosen.policy.compute_dtype, count)
-    if isinstance(network, models.ResNet) and platform == "cpu" and not network.use_onednn:
-        keeps_plain = chosen.implementation == "graph_rewrite" and config.model.fused == "auto"
-        network = network.clone(fused=network.fused and not keeps_plain)
+    is_rewritten_on_cpu = chosen.implementation == "graph_rewrite" and platform == "cpu"
+    if is_rewritten_on_cpu and config.model.fused == "auto" and isinstance(network, models.ResNet):
+        return network.clone(fused=network.fused and network.use_onednn)
     return network

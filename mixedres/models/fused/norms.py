@@ -37,7 +37,7 @@ from mixedres.models.fused.statistics import (
     gradient,
     sums,
 )
-from mixedres.models.operations import relu
+from mixedres.models.operations import relu, selectable
 
 _barrier: Callable[[Any], Any] = jax.lax.optimization_barrier
 
@@ -100,15 +100,6 @@ def _mask(z: jax.Array, g: jax.Array) -> jax.Array:
     return jnp.where(z > 0, g, 0)
 
 
-def _selectable(x: jax.Array, config: NormConfig) -> jax.Array:
-    """Returns `x` in the dtype for comparisons and selections, which change no value in any dtype.
-
-    XLA for CPUs makes a branch for each half-precision value, and none for float32. On GPUs a float32 map would add
-    kernels and a twentieth of the bytes of a step.
-    """
-    return x.astype(accum_dtype(x)) if config.use_onednn else x
-
-
 def _relu_backward(config: NormConfig, saved: Array, g: jax.Array, mask: Callable[..., jax.Array]) -> Any:
     """Returns gradients of (y, scale, bias) from the gradient of relu(norm(y)); the sums use `mask`."""
     y, vectors, scale, bias = saved
@@ -150,7 +141,7 @@ def _norm_relu_pool_forward(y: jax.Array, scale: jax.Array, bias: jax.Array, con
     vectors, statistics = batch_statistics(y, scale, bias, config)
     y_here, here = _barrier((y, vectors))
     x = _relu(here.applied(y_here), config)
-    pooled, where = max_pool(_selectable(x, config), config.pool_padding)
+    pooled, where = max_pool(selectable(x, use_onednn=config.use_onednn), config.pool_padding)
     pooled, where = _barrier((pooled.astype(x.dtype), where))
     return (pooled, statistics), ((y, vectors, scale, bias), where)
 
@@ -190,7 +181,8 @@ def _norm_add_relu_forward(y: jax.Array, x: jax.Array, scale: jax.Array, bias: j
 def _norm_add_relu_backward(config: NormConfig, saved: Array, gradients: Array) -> Any:
     y, out, vectors, scale, bias, like_x = saved
     y1, out1, g1, v = _barrier((y, out, gradients[0], vectors))
-    g = _mask(_selectable(out1, config), _selectable(g1, config)).astype(g1.dtype)
+    out1, g_out = (selectable(array, use_onednn=config.use_onednn) for array in (out1, g1))
+    g = _mask(out1, g_out).astype(g1.dtype)
     s1, s2 = sums(g.astype(accum_dtype(y)), y1, v, config)
     correct = correction(s1, s2, y, vectors, config)
     y2, g2, v, correct = _barrier((y, g, vectors, correct))
@@ -231,7 +223,8 @@ def _norms_add_relu_forward(*args: PyTree) -> Any:
 def _norms_add_relu_backward(config: NormConfig, saved: Array, gradients: Array) -> Any:
     (y, of_y, scale_y, bias_y), (z, of_z, scale_z, bias_z) = saved
     y1, z1, g1, vy, vz = _barrier((y, z, gradients[0], of_y, of_z))
-    g = _mask(vy.applied(y1) + vz.applied(z1), _selectable(g1, config)).astype(g1.dtype)
+    g_out = selectable(g1, use_onednn=config.use_onednn)
+    g = _mask(vy.applied(y1) + vz.applied(z1), g_out).astype(g1.dtype)
     g_y, g_z = g.astype(accum_dtype(y)), g.astype(accum_dtype(z))
     s2_y, s2_z = channel_sums(g_y * vy.centered(y1), g_z * vz.centered(z1), config=config)
     # With the barrier, XLA writes one map and two sums in a pass; without, it could choose sums that need another map.
