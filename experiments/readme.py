@@ -4,7 +4,7 @@ python -m experiments.readme
 
 Nothing in them is typed by hand. README.md gets one table, the accuracy of every preset. docs/results.md gets five
 pictures, each with a table: accuracy (evidence_*.json), a published recipe (sweep_fashion_mnist_resnet20.json), speed
-beside PyTorch (versus_cpu_amx_*.json), programs of other libraries (third_party_float16.json) and bytes of a step
+beside PyTorch (versus_cpu_*.json), programs of other libraries (third_party_float16.json) and bytes of a step
 (aot_h200.json). Where benchmark_*.json or gpu_*.json has GPUs, the page gets their speed too. The picture of the
 accuracy is also the picture of README.md.
 """
@@ -21,6 +21,7 @@ from typing import Any
 
 from experiments.evidence import view as evidence
 from experiments.lib import plots, runs, strangers
+from experiments.timing import peers
 from experiments.timing.turns import told
 from mixedres._internal.files import replace_text
 from mixedres._internal.names import PRESETS
@@ -38,7 +39,12 @@ NETWORKS = {
 DATA = {"idx": "Fashion-MNIST"}
 EVIDENCE = "evidence_fashion_mnist"
 RECIPE = "sweep_fashion_mnist_resnet20"
-PYTORCH = ("PyTorch, eager", "PyTorch, compiled")
+PROCESSORS = {"amx": "Intel Xeon with AMX", "avx2": "AMD EPYC with AVX2"}
+
+INTRODUCTION = (
+    "Half precision halves the time of a step on a GPU. `python -m experiments.readme` writes this page from the files "
+    "in `experiments/results`."
+)
 
 
 def summary() -> str:
@@ -94,7 +100,7 @@ def _single_run(result: dict[str, Any]) -> str:
 def page() -> str:
     """Returns docs/results.md."""
     result = _read(EVIDENCE)
-    parts = ["# Results", _introduction(result), "## Accuracy", accuracy(result)]
+    parts = ["# Results", INTRODUCTION, "## Accuracy", accuracy(result)]
     parts += ["## A published recipe", recipe(_read(RECIPE))]
     parts += ["## Speed beside PyTorch", speed_beside_pytorch()]
     parts += ["## Speed on a GPU", *map(speed, _timed())]
@@ -102,16 +108,6 @@ def page() -> str:
     parts += ["## Bytes of a step", step_bytes(_read("aot_h200"))]
     parts += ["## Cost of loss scaling", overhead(_read("costs_cpu"))]
     return "\n\n".join(parts) + "\n"
-
-
-def _introduction(result: dict[str, Any]) -> str:
-    presets = [row for row in result["rows"] if row["case"] in PRESETS and row["pairs"]]
-    within = f"{evidence.MARGINS['top1']} points of float32"
-    kept = "" if _not_equivalent(presets) else f" On {DATA[result['data']]} it keeps top-1 within {within}."
-    return (
-        f"Half precision halves the time of a step on a GPU.{kept} `python -m experiments.readme` writes this page "
-        "from the files in `experiments/results`."
-    )
 
 
 def accuracy(result: dict[str, Any]) -> str:
@@ -172,42 +168,28 @@ def recipe(result: dict[str, Any]) -> str:
 
 
 def speed_beside_pytorch() -> str:
-    """Returns our passes beside PyTorch's on the CPU with AMX."""
-    results = [_read(name) for name in _names("versus_cpu_amx_")]
-    rows = [row for result in results for row in _beside_pytorch(result)]
-    training = [row["ratio"]["ratio"] for row in rows if row["pass"] == "training"]
-    cells = [
-        [row["name"], row["pass"], row["dtype"], f"{row['step_ms']:.0f}", f"{row['cpu_ms']:.0f}", told(row["ratio"])]
-        for row in rows
-    ]
-    head = ["network, images", "pass", "dtype", "ms", "CPU ms", "our time / PyTorch's"]
-    first = results[0]
-    where = (
-        f"`python -m experiments.benchmark --versus`, the commands are in `versus_cpu_amx_*.json`; "
-        f"{first['rows'][0]['threads']} threads that sleep while they wait, huge pages, {_where(first)}, "
-        f"PyTorch {first['versions']['torch']}"
-    )
+    """Returns our passes beside PyTorch's on each processor."""
+    tables, taken = [], []
+    for kind, processor in PROCESSORS.items():
+        rows, file = _beside_pytorch(kind), _read(f"versus_cpu_{kind}_64")
+        taken.append(f"{peers.ranges(rows)} on an {processor}")
+        where = f"{file['rows'][0]['threads']} threads, {_where(file)}, PyTorch {file['versions']['torch']}"
+        tables.append(_folded(processor, peers.table(rows), where))
     return "\n\n".join(
         [
-            f"Our training step takes {min(training):.2f} to {max(training):.2f} of PyTorch's time. "
-            "Left of the line it is faster.",
+            f"PyTorch's time is 1. Our training step takes {', '.join(taken)}. Left of the line it is faster. PyTorch "
+            "computes bfloat16 slowly on this EPYC.",
             _picture("speed", "Our time of a training step divided by PyTorch's, with 95 % intervals"),
-            "Training steps with equal weights, in turns; PyTorch's time is the better of eager and compiled.",
-            _folded("The table", runs.markdown(head, cells, 3), where),
+            "Equal weights, in turns; PyTorch's time is the better of eager and compiled. Threads sleep while they "
+            "wait, memory has huge pages. The commands are in `versus_cpu_*.json`.",
+            *tables,
         ]
     )
 
 
-def _beside_pytorch(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns a row a pass: ours, and our time over that of PyTorch's faster form."""
-    found = []
-    same = ("model", "image_size", "batch_size", "pass", "dtype")
-    for _, group in itertools.groupby(result["rows"], lambda row: [row[name] for name in same]):
-        own, *others = group
-        best = min((row for row in others if row["contender"] in PYTORCH), key=lambda row: row["step_ms"])
-        name = f"{NETWORKS[own['model']]}, {own['batch_size']} of {own['image_size']} px"
-        found.append({**own, "name": name, "ratio": best["ours_to_this"]})
-    return found
+def _beside_pytorch(kind: str) -> list[dict[str, Any]]:
+    names = _names(f"versus_cpu_{kind}_")
+    return [row for name in names for row in peers.passes(_read(name), NETWORKS, PROCESSORS[kind])]
 
 
 def speed(result: dict[str, Any]) -> str:
@@ -321,7 +303,7 @@ def overhead(result: dict[str, Any]) -> str:
 
 def pictures() -> dict[str, tuple[Callable[[list[dict[str, Any]]], plots.plt.Figure], list[dict[str, Any]]]]:
     """Returns, by the name of a picture, the function that draws it and its rows."""
-    compared = [row for name in _names("versus_cpu_amx_") for row in _beside_pytorch(_read(name))]
+    compared = [row for kind in PROCESSORS for row in _beside_pytorch(kind)]
     return {
         "accuracy": (partial(plots.presets, margin=evidence.MARGINS["top1"]), _read(EVIDENCE)["rows"]),
         "recipe": (plots.recipe, _read(RECIPE)["variants"]),

@@ -236,25 +236,33 @@ def recipe(rows: list[dict[str, Any]]) -> plt.Figure:
 
 @plt.rc_context(NARROW)
 def peers(rows: list[dict[str, Any]]) -> plt.Figure:
-    """Our time divided by PyTorch's, with intervals, for each network and dtype.
+    """Our time divided by PyTorch's, with intervals, for each network and dtype, one panel a processor.
 
     Args:
-        rows: with name, dtype and ratio, a dict of ratio and interval.
+        rows: with processor, name, dtype and ratio, a dict of ratio and interval.
     """
-    names = list(dict.fromkeys(row["name"] for row in rows))
-    figure, panel = plt.subplots(figsize=(4.4, 1.5 + 0.5 * len(names)), layout="constrained")
-    for color, (offset, dtype) in enumerate(((-0.15, "fp32"), (0.15, "bf16"))):
-        for row in rows:
-            if row["dtype"] == dtype:
-                place = names.index(row["name"]) + offset
-                panel.plot(row["ratio"]["interval"], [place, place], color=f"C{color}", linewidth=2.5)
-                panel.plot([row["ratio"]["ratio"]], [place], "o", color=f"C{color}", markersize=7)
-        panel.plot([], [], "o-", color=f"C{color}", label={"fp32": "float32", "bf16": "bfloat16"}[dtype])
-    panel.axvline(1, color="black", linewidth=0.8)
-    panel.set_yticks(range(len(names)), names)
-    panel.invert_yaxis()
+    dtypes = {"fp32": ("float32", -0.15, "C0"), "bf16": ("bfloat16", 0.15, "C1")}
+    groups = {row["processor"]: [other for other in rows if other["processor"] == row["processor"]] for row in rows}
+    heights = [len({row["name"] for row in group}) for group in groups.values()]
+    size = (4.4, 1.5 + 0.5 * sum(heights))
+    figure, panels = plt.subplots(
+        len(groups), squeeze=False, figsize=size, height_ratios=heights, sharex=True, layout="constrained"
+    )
+    for panel, (processor, group) in zip(panels.flat, groups.items(), strict=True):
+        names = list(dict.fromkeys(row["name"] for row in group))
+        for row in group:
+            _, offset, color = dtypes[row["dtype"]]
+            place = names.index(row["name"]) + offset
+            panel.plot(row["ratio"]["interval"], [place, place], color=color, linewidth=2.5)
+            panel.plot([row["ratio"]["ratio"]], [place], "o", color=color, markersize=7)
+        panel.axvline(1, color="black", linewidth=0.8)
+        panel.set_yticks(range(len(names)), names)
+        panel.invert_yaxis()
+        panel.set_title(processor)
+    for label, _, color in dtypes.values():
+        panel.plot([], [], "o-", color=color, label=label)
     panel.set_xscale("log")
-    ticks = (0.4, 0.6, 0.8, 1, 1.5)
+    ticks = (0.05, 0.1, 0.2, 0.5, 1, 1.5)
     panel.set_xticks(ticks, map(str, ticks))
     panel.minorticks_off()
     panel.set(xlabel="our time / PyTorch's")

@@ -12,7 +12,7 @@ import pytest
 
 from experiments import benchmark
 from experiments.lib import runs
-from experiments.timing import flax_example, ours, pytorch, versus
+from experiments.timing import flax_example, ours, peers, pytorch, versus
 from experiments.timing.task import cross_entropy
 from mixedres import models, precision
 from tests.train import run_cases
@@ -132,3 +132,21 @@ def test_what_fails_while_it_is_made_is_named_too(monkeypatch):
     assert [one.name for one in present] == ["mixedres, fp32"] and found.keys() == {("mixedres, fp32", "fp32")}
     told = "PyTorch, {}, fp32, training: RuntimeError: no kernel image"
     assert missing == [told.format("eager"), told.format("compiled")]
+
+
+def test_table_has_our_time_over_that_of_pytorchs_faster_form():
+    def row(kind, dtype, contender, step_ms):
+        ratios = {"ratio": 100 / step_ms, "interval": [0.9 * 100 / step_ms, 1.1 * 100 / step_ms]}
+        where = {"model": "resnet101", "batch_size": 8, "image_size": 64, "pass": kind, "dtype": dtype}
+        return where | {"contender": contender, "step_ms": step_ms, "ours_to_this": ratios, "ours_to_this_cpu": ratios}
+
+    rows = [row("training", "bf16", "mixedres, bf16", 100), row("training", "bf16", "mixedres, bf16_rewrite", 20)]
+    rows += [row("training", "bf16", "PyTorch, eager", 400), row("training", "bf16", "PyTorch, compiled", 200)]
+    rows += [row("evaluation", "fp32", "mixedres, fp32", 100), row("evaluation", "fp32", "PyTorch, eager", 80)]
+    rows += [row("prediction", "fp32", "mixedres, fp32", 100)]  # PyTorch did not take part
+    found = peers.passes({"rows": rows}, {}, "A processor")
+    assert peers.ranges(found) == "0.50 to 0.50 in bf16"
+    assert peers.table(found)[2:] == [
+        "| resnet101, 8 of 64 px |  |  | 0.50 (0.45 to 0.55) | 0.50 |",
+        "| resnet101, 8 of 64 px, evaluation | 1.25 (1.12 to 1.38) | 1.25 |  |  |",
+    ]
