@@ -1,5 +1,6 @@
 """The images of a report."""
 
+import itertools
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -239,10 +240,10 @@ def peers(rows: list[dict[str, Any]]) -> plt.Figure:
     """Our time divided by PyTorch's, with intervals, for each network and dtype, one panel a processor.
 
     Args:
-        rows: with processor, name, dtype and ratio, a dict of ratio and interval.
+        rows: with processor, name, dtype and ratio, a dict of ratio and interval; ordered by processor.
     """
     dtypes = {"fp32": ("float32", -0.15, "C0"), "bf16": ("bfloat16", 0.15, "C1")}
-    groups = {row["processor"]: [other for other in rows if other["processor"] == row["processor"]] for row in rows}
+    groups = {name: list(group) for name, group in itertools.groupby(rows, lambda row: row["processor"])}
     heights = [len({row["name"] for row in group}) for group in groups.values()]
     size = (4.4, 1.5 + 0.5 * sum(heights))
     figure, panels = plt.subplots(

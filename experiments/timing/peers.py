@@ -12,7 +12,9 @@ DTYPES = ("fp32", "bf16")
 
 
 def passes(result: Mapping[str, Any], networks: Mapping[str, str], processor: str) -> list[dict[str, Any]]:
-    """Returns a row a pass and dtype in which PyTorch took part: ours, and our time over that of PyTorch's faster form.
+    """Returns a row a pass and dtype: ours, and our time over that of PyTorch's faster form.
+
+    Other dtypes than `DTYPES`, and passes in which PyTorch took no part, have no row.
 
     Args:
         result: of a file.
@@ -24,7 +26,7 @@ def passes(result: Mapping[str, Any], networks: Mapping[str, str], processor: st
     for _, group in itertools.groupby(result["rows"], lambda row: [row[name] for name in same]):
         own, *others = group
         rivals = [row for row in others if row["contender"] in PYTORCH]
-        if not rivals:
+        if own["dtype"] not in DTYPES or not rivals:
             continue
         best = min(rivals, key=lambda row: row["step_ms"])
         network = networks.get(own["model"], own["model"])

@@ -144,7 +144,9 @@ def test_table_has_our_time_over_that_of_pytorchs_faster_form():
     rows += [row("training", "bf16", "PyTorch, eager", 400), row("training", "bf16", "PyTorch, compiled", 200)]
     rows += [row("evaluation", "fp32", "mixedres, fp32", 100), row("evaluation", "fp32", "PyTorch, eager", 80)]
     rows += [row("prediction", "fp32", "mixedres, fp32", 100)]  # PyTorch did not take part
+    rows += [row("training", "tf32", "mixedres, tf32", 100), row("training", "tf32", "PyTorch, eager", 80)]
     found = peers.passes({"rows": rows}, {}, "A processor")
+    assert [row["dtype"] for row in found] == ["bf16", "fp32"]
     assert peers.ranges(found) == "0.50 to 0.50 in bf16"
     assert peers.table(found)[2:] == [
         "| resnet101, 8 of 64 px |  |  | 0.50 (0.45 to 0.55) | 0.50 |",
