@@ -88,7 +88,7 @@ def create(
       kernel_init: a name in `INITIALIZERS` or a jax initializer, for the convolutions.
       head_init: a name in `INITIALIZERS` or a jax initializer, for the head.
       **options: other attributes of `ResNet`: norm_policy, momentum, epsilon, unbiased, axis_name, padding,
-        pool_padding, projection, zero_init_last, precision, keep_float32, fused, use_onednn.
+        pool_padding, projection, zero_init_last, precision, keep_float32, fused, use_onednn, product_dtype.
 
     Raises:
       ValueError: for an invalid name, size, version, number, initializer or expression; the message names valid ones.
@@ -133,7 +133,8 @@ def for_platform(model: Network, platform: str, compute_dtype: DType, count: int
     # The network does not see the convolutions that a graph rewrite makes, so it cannot compute them in float32.
     is_rewritten = jnp.dtype(model.policy.compute_dtype) != jnp.dtype(compute_dtype)
     is_fast = not is_rewritten or onednn.multiplies(compute_dtype) or onednn.widens(compute_dtype)
-    return model.clone(use_onednn=platform == "cpu" and is_fast and onednn.is_faster(compute_dtype, count))
+    use_onednn = platform == "cpu" and is_fast and onednn.is_faster(compute_dtype, count)
+    return model.clone(use_onednn=use_onednn, product_dtype=compute_dtype if is_rewritten else None)
 
 
 def compiler_options(model: Network, platform: str) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Conv(nn.Module):
       kernel_init: initializer of the kernel.
       precision: see `mixedres.models.operations.convolution`.
       keep_float32: see `policy_of`.
-      use_onednn: see `ResNet`.
+      use_onednn, product_dtype: see `ResNet`.
     """
 
     filters: int
@@ -79,6 +79,7 @@ class Conv(nn.Module):
     precision: Any = None
     keep_float32: str = ""
     use_onednn: bool = False
+    product_dtype: DType | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -86,7 +87,7 @@ class Conv(nn.Module):
         policy, shape = policy_of(self), (self.size, self.size, x.shape[-1], self.filters)
         x = x.astype(policy.compute_dtype)
         kernel = self.param("kernel", self.kernel_init, shape, policy.param_dtype).astype(policy.compute_dtype)
-        options = {"padding": self.padding, "precision": self.precision, "use_onednn": self.use_onednn}
+        options = {name: getattr(self, name) for name in ("padding", "precision", "use_onednn", "product_dtype")}
         return convolution(x, kernel, self.stride, **options)
 
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from mixedres._internal.tree import at_least_float32
-from mixedres._internal.types import Array, PrecisionLike
+from mixedres._internal.types import Array, DType, PrecisionLike
 from mixedres.models import onednn
 from mixedres.models.products import (
     Pads,
@@ -61,6 +61,7 @@ def convolution(
     padding: str = "pytorch",
     precision: PrecisionLike = None,
     use_onednn: bool = False,
+    product_dtype: DType | None = None,
 ) -> jax.Array:
     """Returns the convolution of a map with a kernel, padded so that stride 1 keeps the shape.
 
@@ -71,6 +72,7 @@ def convolution(
       padding: see `pads`.
       precision: of the products; see `jax.lax.conv_general_dilated`.
       use_onednn: for CPUs, bfloat16 in the forms of `mixedres.models.onednn`, and float16 in float32.
+      product_dtype: dtype of the products, if a graph rewrite changes it.
 
     Returns:
       (b, ceil(h / stride), ceil(w / stride), filters) in the dtype of `x`.
@@ -79,7 +81,8 @@ def convolution(
         return xla_convolution(x, kernel, stride, ((0, 0), (0, 0)), precision)
     around = tuple(pads(extent, kernel.shape[0], stride, padding) for extent in x.shape[1:3])
     in_float32 = use_onednn and not onednn.multiplies(x.dtype)
-    in_bfloat16 = use_onednn and x.dtype == jnp.bfloat16 and not in_float32
+    dtype = jnp.dtype(x.dtype if product_dtype is None else product_dtype)
+    in_bfloat16 = use_onednn and dtype == jnp.bfloat16 and onednn.multiplies(dtype)
     on_cpu = _form_for_cpus(x, kernel, stride, around, use_onednn=in_bfloat16)
     if in_float32:
         on_cpu = partial(_in_float32, on_cpu)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import jmp
 
 from mixedres._internal.tree import at_least_float32
+from mixedres._internal.types import DType
 from mixedres.models.layers import Conv, Norms, add, policy_of
 from mixedres.models.operations import max_pool
 
@@ -173,6 +174,7 @@ class ResNet(nn.Module):
       fused: in training, fuse batch norms with the ops after them; see `mixedres.models.layers.Norms`.
       use_onednn: on CPUs, compute bfloat16 convolutions in the forms of `mixedres.models.onednn`, and select bfloat16
         in float32. Without the compiler options of oneDNN these forms are slow.
+      product_dtype: dtype to which a graph rewrite changes the convolutions; None: no rewrite changes it.
       folded: the variables are those of `mixedres.models.for_inference`; the network cannot be trained.
     """
 
@@ -198,6 +200,7 @@ class ResNet(nn.Module):
     keep_float32: str = ""
     fused: bool = False
     use_onednn: bool = False
+    product_dtype: DType | None = None
     folded: bool = False
 
     @nn.compact
@@ -257,6 +260,7 @@ class ResNet(nn.Module):
             precision=self.precision,
             keep_float32=self.keep_float32,
             use_onednn=self.use_onednn,
+            product_dtype=self.product_dtype,
             name=name,
         )
 

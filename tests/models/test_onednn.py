@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mixedres import autocast
 from mixedres.config import parse_flags
 from mixedres.models import compiler_options, create, for_platform, onednn, operations
 from mixedres.models.products import xla_convolution
@@ -89,10 +90,16 @@ def test_gradient_of_a_small_map_is_a_product():
     assert "conv_general_dilated" not in str(jax.make_jaxpr(backward)(dy))
 
 
+def rewritten(x, kernel, stride, around, precision):
+    """A float32 convolution that a graph rewrite computes in bfloat16."""
+    return autocast(lambda x, kernel: onednn.convolution(x, kernel, stride, around, precision), jnp.bfloat16)(x, kernel)
+
+
 @needs_bfloat16
 @pytest.mark.parametrize("case", CASES)
-def test_bfloat16_results_and_gradients_are_rounded_once(case):
-    found = with_options(onednn.convolution, *operands(*case, jnp.bfloat16), *case[2:])
+@pytest.mark.parametrize("convolution, dtype", [(onednn.convolution, jnp.bfloat16), (rewritten, np.float32)])
+def test_bfloat16_results_and_gradients_are_rounded_once(convolution, dtype, case):
+    found = with_options(convolution, *operands(*case, dtype), *case[2:])
     for own, wide in zip(found, exact(case), strict=True):
         # One rounding is 0.4 to 0.46 of this on average.
         assert np.linalg.norm(np.asarray(own, np.float64) - wide) < 0.6 * 2**-8 * np.linalg.norm(wide)
@@ -110,6 +117,19 @@ def test_onednn_computes_every_convolution_of_a_step():
     assert text(onednn.convolution).count("__onednn$convolution") == 3
     assert " convolution(" not in text(onednn.convolution)
     assert "f32[64,8,8,16]" in text(xla_convolution)  # the reason for forms of our own
+
+
+@needs_bfloat16
+def test_onednn_computes_the_gradient_of_a_rewritten_convolution():
+    x, k = jax.ShapeDtypeStruct((32, 8, 8, 16), np.float32), jax.ShapeDtypeStruct((3, 3, 16, 16), np.float32)
+
+    def text(product_dtype):
+        form = partial(operations.convolution, stride=2, use_onednn=True, product_dtype=product_dtype)
+        gradient = jax.grad(lambda x, k: autocast(form, jnp.bfloat16)(x, k).sum(), (0, 1))
+        return jax.jit(gradient, compiler_options=onednn.COMPILER_OPTIONS).lower(x, k).compile().as_text()
+
+    assert " convolution(" not in text(jnp.bfloat16)
+    assert " convolution(" in text(None)  # the reason for naming the dtype
 
 
 @pytest.mark.skipif(not onednn.is_faster(jnp.float32, 1000), reason="needs JAX 0.11 and oneDNN")
@@ -155,6 +175,8 @@ def test_commands_use_onednn_where_it_was_measured_to_be_faster(instructions, wi
     dtypes = {name: preset.policy.compute_dtype for name, preset in presets.items()}
     found = {name: for_platform(networks[name], "cpu", dtypes[name], 1000) for name in presets}
     assert {name for name, model in found.items() if model.use_onednn} == with_onednn
+    rewritten_to = {name: dtypes[name] for name in presets if "rewrite" in name}
+    assert {name: model.product_dtype for name, model in found.items() if model.product_dtype} == rewritten_to
     for name in with_onednn:
         keeps = compiler_options(found[name], "cpu").get("xla_allow_excess_precision") is False
         # The network of a graph rewrite is one in float32.
