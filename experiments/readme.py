@@ -39,7 +39,7 @@ NETWORKS = {
 DATA = {"idx": "Fashion-MNIST"}
 EVIDENCE = "evidence_fashion_mnist"
 RECIPE = "sweep_fashion_mnist_resnet20"
-PROCESSORS = {"amx": "Intel Xeon with AMX", "avx2": "AMD EPYC with AVX2"}
+PROCESSORS = {"amx": "Intel Xeon with AMX", "avx512_bf16": "AMD EPYC with AVX512-BF16", "avx2": "AMD EPYC with AVX2"}
 
 INTRODUCTION = (
     "Half precision halves the time of a step on a GPU. `python -m experiments.readme` writes this page from the files "
@@ -169,19 +169,18 @@ def recipe(result: dict[str, Any]) -> str:
 
 def speed_beside_pytorch() -> str:
     """Returns our passes beside PyTorch's on each processor."""
-    tables, taken = [], []
+    tables = []
     for kind, processor in PROCESSORS.items():
         rows, file = _beside_pytorch(kind), _read(f"versus_cpu_{kind}_64")
-        taken.append(f"{peers.ranges(rows)} on an {processor}")
         where = f"{file['rows'][0]['threads']} threads, {_where(file)}, PyTorch {file['versions']['torch']}"
-        tables.append(_folded(processor, peers.table(rows), where))
+        tables.append(_folded(f"{processor}: training, {peers.ranges(rows)}", peers.table(rows), where))
     return "\n\n".join(
         [
-            f"PyTorch's time is 1. Our training step takes {', '.join(taken)}. Left of the line it is faster. PyTorch "
-            "computes bfloat16 slowly on this EPYC.",
+            "Picture and tables show our time divided by PyTorch's: below 1, ours is shorter. With AVX2, PyTorch "
+            "computes bfloat16 slowly.",
             _picture("speed", "Our time of a training step divided by PyTorch's, with 95 % intervals"),
-            "Equal weights, in turns; PyTorch's time is the better of eager and compiled. Threads sleep while they "
-            "wait, memory has huge pages. The commands are in `versus_cpu_*.json`.",
+            "Equal weights, timed in turns; PyTorch runs eager or compiled, whichever is faster. Threads sleep while "
+            "they wait; CPU time is their sum. Commands: `versus_cpu_*.json`.",
             *tables,
         ]
     )
@@ -196,7 +195,7 @@ def speed(result: dict[str, Any]) -> str:
     """Returns the presets of a benchmark on a GPU."""
     return "\n\n".join(
         [
-            f"{speed_up(result)} The step alone is timed, on a batch that stays on the device, with plain and with "
+            f"{speed_up(result)} The step alone is timed, on a batch on the device, with plain and "
             "[fused norms](performance.md#fused-norms).",
             "\n".join(gpu_table(result["rows"])),
             f"`{result['command']}`, {_where(result)}.",

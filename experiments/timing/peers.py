@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from experiments.lib import runs
-from experiments.timing.turns import told
 
 PYTORCH = ("PyTorch, eager", "PyTorch, compiled")
 DTYPES = ("fp32", "bf16")
@@ -40,7 +39,7 @@ def ranges(rows: Iterable[dict[str, Any]]) -> str:
     """Returns the ratios of training on one processor, from the smallest to the largest of each dtype."""
     training = [row for row in rows if row["pass"] == "training"]
     found = ((dtype, [row["ratio"]["ratio"] for row in training if row["dtype"] == dtype]) for dtype in DTYPES)
-    return " and ".join(f"{min(ratios):.2f} to {max(ratios):.2f} in {dtype}" for dtype, ratios in found if ratios)
+    return ", ".join(f"{dtype} {min(ratios):.2f} to {max(ratios):.2f}" for dtype, ratios in found if ratios)
 
 
 def table(rows: Iterable[dict[str, Any]]) -> list[str]:
@@ -48,7 +47,7 @@ def table(rows: Iterable[dict[str, Any]]) -> list[str]:
     found: dict[str, dict[str, list[str]]] = {}
     for row in rows:
         name = row["name"] if row["pass"] == "training" else f"{row['name']}, {row['pass']}"
-        found.setdefault(name, {})[row["dtype"]] = [told(row["ratio"]), f"{row['cpu_ratio']['ratio']:.2f}"]
-    head = ["network, images", *(text for dtype in DTYPES for text in (dtype, "CPU time"))]
+        found.setdefault(name, {})[row["dtype"]] = [f"{row[name]['ratio']:.2f}" for name in ("ratio", "cpu_ratio")]
+    head = ["network, images", *(text for dtype in DTYPES for text in (dtype, f"{dtype} CPU"))]
     lines = ([name, *(text for dtype in DTYPES for text in of.get(dtype, ["", ""]))] for name, of in found.items())
     return runs.markdown(head, lines)
