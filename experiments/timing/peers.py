@@ -47,7 +47,7 @@ def table(rows: Iterable[dict[str, Any]]) -> list[str]:
     found: dict[str, dict[str, list[str]]] = {}
     for row in rows:
         name = row["name"] if row["pass"] == "training" else f"{row['name']}, {row['pass']}"
-        found.setdefault(name, {})[row["dtype"]] = [f"{row[name]['ratio']:.2f}" for name in ("ratio", "cpu_ratio")]
+        found.setdefault(name, {})[row["dtype"]] = [f"{row[kind]['ratio']:.2f}" for kind in ("ratio", "cpu_ratio")]
     head = ["network, images", *(text for dtype in DTYPES for text in (dtype, f"{dtype} CPU"))]
     lines = ([name, *(text for dtype in DTYPES for text in of.get(dtype, ["", ""]))] for name, of in found.items())
     return runs.markdown(head, lines)
