@@ -1,6 +1,8 @@
-"""Workarounds for Grain, one of them through a private name."""
+"""Workarounds for Grain and for the shared memory of its processes, some of them through private names."""
 
+import functools
 import gc
+from typing import Any
 
 
 def let_grain_start_processes() -> None:
@@ -21,3 +23,29 @@ def free_shared_memory() -> None:
 
     if pool := getattr(shared_memory_array.SharedMemoryArray, "_del_thread_pool", None):
         pool.apply(int)  # returns once the pool's one thread has done all earlier work
+
+
+@functools.cache
+def register_before_creation() -> None:
+    """Makes Python register semaphores and blocks of shared memory for removal before it creates them.
+
+    Python itself registers them afterwards. A process that is killed in between leaves them on the machine.
+    """
+    from multiprocessing import resource_tracker, shared_memory, synchronize
+
+    semaphores: Any = synchronize.SemLock
+    blocks: Any = shared_memory
+    name_of_semaphore, name_of_block = semaphores._make_name, blocks._make_filename
+
+    def semaphore(created: Any) -> str:
+        name: str = name_of_semaphore()
+        if not getattr(created, "_is_fork_ctx", True):  # those for fork lose their name at once
+            resource_tracker.register(name, "semaphore")
+        return name
+
+    def block() -> str:
+        name: str = name_of_block()
+        resource_tracker.register(name, "shared_memory")
+        return name
+
+    semaphores._make_name, blocks._make_filename = semaphore, block

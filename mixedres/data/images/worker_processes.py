@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from mixedres._internal.cli import process, signals
 from mixedres._internal.errors import DataError
+from mixedres.data.images import grain_compat
 
 
 def initialize_worker(index: int, count: int) -> None:
@@ -22,6 +23,7 @@ def initialize_worker(index: int, count: int) -> None:
     for number in signals.SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     process.quiet_libraries()
+    grain_compat.register_before_creation()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -39,6 +41,7 @@ def signals_blocked() -> Iterator[None]:
         # The resource tracker, which the first process would start, keeps SIGHUP and the warnings blocked: they would
         # end the tracker when a scheduler signals all processes. Its start unblocks SIGINT and SIGTERM here.
         multiprocessing.resource_tracker.ensure_running()
+        grain_compat.register_before_creation()
         signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)
         yield
     finally:
