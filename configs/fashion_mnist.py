@@ -12,10 +12,12 @@ SGD with momentum 0.9 and rate 0.1, divided by 10 after 150 and 225 of 300 epoch
 parameters; images padded by 4, cropped, flipped, and with probability 0.5 a rectangle of 2 to 40 % is erased.
 
 The paper reports test errors of 4.02 %, and 4.39 % without erasing, of the best epoch; ResNet-32 has 3.80 and 4.16 %.
-Two differences: the paper's program fills the rectangle with one gray value, this one with random pixels; and the
-weights of the head begin smaller.
+Here ResNet-20 with erasing, in bf16, has 4.50 % in its best epoch and 4.71 % in the last. Which difference matters is
+not known. The paper's program computes in float32. It fills the rectangle with one gray value, this one with random
+pixels. It draws the ratio of the sides from a uniform distribution; this one draws the logarithm of the ratio. It
+trains on the last, smaller batch of an epoch; this one leaves that batch out. Its weights of the head begin larger.
 
-Hardware: one GPU, or two CPU cores for seven hours (bf16, with AVX512-BF16).
+Hardware: one GPU, or two CPU cores for three and a half hours (bf16, with AVX512-BF16).
 """
 
 from mixedres import config as base
