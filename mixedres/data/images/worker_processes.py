@@ -41,8 +41,8 @@ def signals_blocked() -> Iterator[None]:
         # The resource tracker, which the first process would start, keeps SIGHUP and the warnings blocked: they would
         # end the tracker when a scheduler signals all processes. Its start unblocks SIGINT and SIGTERM here.
         multiprocessing.resource_tracker.ensure_running()
-        grain_compat.register_before_creation()
         signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)
+        grain_compat.register_before_creation()
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
