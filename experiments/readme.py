@@ -152,15 +152,15 @@ def recipe(results: Sequence[dict[str, Any]]) -> str:
     whole, *_ = rows = _recipe_rows(results)
     head = ["preset", "epochs", "last error", "best error"]
     cells = [
-        [row["name"], str(len(row["evaluations"])), *(f"{error:.2f} %" for error in _last_and_best(row))]
+        [row["name"], str(len(row["errors"])), f"{row['errors'][-1]:.2f} %", f"{min(row['errors']):.2f} %"]
         for row in rows
     ]
-    last, best = _last_and_best(whole)
+    errors = whole["errors"]
     hours = whole["evaluations"][-1][0] * whole["step_time_ms"][0] / 3.6e6
     return "\n\n".join(
         [
             f"{_task(results[0])} by the recipe of Random Erasing: in `{whole['name']}` the best of "
-            f"{len(whole['evaluations'])} epochs has a test error of {best:.2f} %, the last {last:.2f} % "
+            f"{len(errors)} epochs has a test error of {min(errors):.2f} %, the last {errors[-1]:.2f} % "
             f"([errors](live/recipe_errors.html)). The paper's best epoch has {PUBLISHED} %. "
             "`configs/fashion_mnist.py` names differences. The run took "
             f"{hours:.1f} hours, {hours * whole['cpu_percent'][0] / 100:.1f} CPU hours. At the first learning rate, "
@@ -173,14 +173,16 @@ def recipe(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _recipe_rows(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    rows = [row for result in results for row in result["variants"]]
-    return [{**row, "name": row["name"].removesuffix(",erasing=0.5")} for row in rows]  # the recipe's own value
-
-
-def _last_and_best(row: dict[str, Any]) -> tuple[float, float]:
-    """Returns the errors of the last and of the best evaluation, in percent."""
-    errors = [100 - top1 for _, top1 in row["evaluations"]]
-    return errors[-1], min(errors)
+    """Returns the variants with the errors of their evaluations, in percent; 0.5 is the recipe's own erasing."""
+    return [
+        {
+            **row,
+            "name": row["name"].removesuffix(",erasing=0.5"),
+            "errors": [100 - top1 for _, top1 in row["evaluations"]],
+        }
+        for result in results
+        for row in result["variants"]
+    ]
 
 
 def speed_beside_pytorch() -> str:

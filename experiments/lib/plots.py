@@ -221,18 +221,17 @@ def recipe(rows: list[dict[str, Any]], published: float) -> plt.Figure:
     """Test errors over the epochs, one panel for each number of epochs.
 
     Args:
-        rows: variants of sweep_*.json, with an evaluation after every epoch; ordered by epochs.
+        rows: with name and errors, in percent after every epoch; ordered by epochs.
         published: the published error of the first row, in percent.
     """
-    groups = [(n, list(group)) for n, group in itertools.groupby(rows, lambda row: len(row["evaluations"]))]
+    groups = [(n, list(group)) for n, group in itertools.groupby(rows, lambda row: len(row["errors"]))]
     colors = {name: f"C{index}" for index, name in enumerate(dict.fromkeys(row["name"] for row in rows))}
     size = (4.4, 0.6 + 2.6 * len(groups))
     figure, panels = plt.subplots(len(groups), squeeze=False, figsize=size, layout="constrained")
     for panel, (epochs, group) in zip(panels.flat, groups, strict=True):
         for index, row in enumerate(group):
-            errors = [100 - top1 for _, top1 in row["evaluations"]]
-            width = _width(index, len(group)) if epochs < 100 else 1.2
-            panel.plot(range(1, epochs + 1), errors, color=colors[row["name"]], linewidth=width, label=row["name"])
+            name, width = row["name"], _width(index, len(group)) if epochs < 100 else 1.2
+            panel.plot(range(1, epochs + 1), row["errors"], color=colors[name], linewidth=width, label=name)
         panel.set(title=f"{epochs} epochs", xlabel="epoch", ylabel="test error, %", yscale="log")
         panel.set_yticks((5, 10, 20, 50), ("5", "10", "20", "50"))
         panel.minorticks_off()
