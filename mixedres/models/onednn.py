@@ -5,7 +5,7 @@ float32 sums, as GPUs do, if the processor has such instructions. XLA uses oneDN
 `COMPILER_OPTIONS`, but only for convolutions of a plain form. The gradients that JAX derives have another form: a
 reversed kernel, a dilated map. `convolution` has gradients in the plain form: the gradient of the map is a convolution
 with an explicitly reversed kernel, or, for a stride of 2, four with parts of the kernel. The gradient of the kernel is
-JAX's, in pieces of the batch, or one product for each place of the kernel.
+one product of matrices, or one for each row modulo the stride.
 
 docs/performance.md has the measurements behind `is_faster`.
 """
@@ -18,16 +18,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mixedres._internal.tree import at_least_float32
 from mixedres._internal.types import DType, PrecisionLike
-from mixedres.models.products import Pads, has_fewer_pixels, piece_counts, product_of_windows, windows, xla_convolution
+from mixedres.models.products import Pads, has_fewer_pixels, product_of_windows, xla_convolution
 
 # With the second option, XLA's other library (YNNPACK) leaves the convolutions to oneDNN.
 COMPILER_OPTIONS: dict[str, Any] = {
     "xla_cpu_experimental_onednn_custom_call": True,
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE",
 }
-# Before, jaxlib has oneDNN for float16 alone, in a loop that is 100 times slower than the float32 convolution.
+# Before JAX 0.11, jaxlib has oneDNN for float16 alone, in a loop 100 times slower than the float32 convolution.
 _FIRST_JAX = (0, 11)
 _CPUINFO = pathlib.Path("/proc/cpuinfo")
 # Steps of training, or images to predict, from which on oneDNN is used. jaxlib cannot write a program with oneDNN into
@@ -36,15 +35,11 @@ _CPUINFO = pathlib.Path("/proc/cpuinfo")
 # about 500 in float32 and float16. ResNet-50 wins its time back after 150 predicted images of 224 pixels.
 _MANY = 500
 
-# Fewest images of a piece of the batch. The gradient of a kernel is computed by a convolution whose channels are these
-# images, and oneDNN's products of bfloat16 take 32 channels at a time.
-_IMAGES = 32
-# Channels of a map below which the gradient is computed in this way for any batch. A product with so few rows is slow:
-# 61 ms for the stem of ResNet-50 with 8 images of 224 pixels, and 14 ms by a convolution.
+# Channels of a map below which the gradient of a kernel is JAX's, a convolution with the whole result. A product with
+# so few rows is slow: 20 ms for the stem of ResNet-50 with 8 images of 224 pixels, and 6 ms by a convolution.
 _CHANNELS = 16
-
-# Values of a map above which the batch is divided into pieces: 2 MiB in bfloat16.
-_PIECE = 2**20
+# Channels of a map from which on `convolution` is faster in float32 too, for a stride of 1.
+_WIDE = 128
 
 
 def is_faster(compute_dtype: DType, count: int) -> bool:
@@ -68,6 +63,19 @@ def multiplies(dtype: DType) -> bool:
     """
     dtype = jnp.dtype(dtype)
     return dtype == jnp.float32 or (dtype == jnp.bfloat16 and "avx512_bf16" in _instructions())
+
+
+def suits(dtype: DType, channels: int, stride: int) -> bool:
+    """Returns whether `convolution` is faster than XLA's with JAX's gradients, for a kernel larger than 1x1.
+
+    Args:
+      dtype: of the products.
+      channels: of the map.
+      stride: of the convolution.
+    """
+    if jnp.dtype(dtype) == jnp.float32:
+        return channels >= (_WIDE if stride == 1 else _CHANNELS)
+    return jnp.dtype(dtype) == jnp.bfloat16 and multiplies(dtype)
 
 
 def widens(dtype: DType) -> bool:
@@ -149,28 +157,39 @@ def _gradient_of_map(
 def _gradient_of_kernel(
     x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int, around: Pads, precision: PrecisionLike
 ) -> jax.Array:
-    sizes, channels = kernel.shape[:2], x.shape[3]
-    if channels < _CHANNELS or x.shape[0] % _IMAGES == 0:
-        return _by_convolutions(x, dy, kernel, stride, around, precision)
-    taps = windows(x, range(sizes[0]), range(sizes[1]), sizes, stride, around)
-    rows = dy.reshape(-1, dy.shape[3])
-    products = [
-        jax.lax.dot_general(tap.reshape(-1, channels), rows, (((0,), (0,)), ((), ())), precision=precision)
-        for row in taps
-        for tap in row
-    ]
-    return jnp.stack(products).reshape(kernel.shape)
+    """Returns the gradient of a kernel, with one product for each row modulo the stride.
 
-
-def _by_convolutions(
-    x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int, around: Pads, precision: PrecisionLike
-) -> jax.Array:
-    def gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
+    Row i of the kernel multiplies row phase + stride * q of the map for row q - m of the result, if i = top + phase +
+    stride * m. For each phase there are two matrices with a row for each pixel. One has the map's rows phase + stride *
+    q: the channels of the pixels that the columns of the kernel multiply. The other has rows q - m of `dy`: the
+    channels for every m.
+    With a stride of 1, a 3x3 kernel takes three copies of each array. A product for each place of the kernel would take
+    nine copies of the map, and a convolution would transpose the map.
+    """
+    if x.shape[3] < _CHANNELS:
         transposed = jax.linear_transpose(lambda kernel: xla_convolution(x, kernel, stride, around, precision), kernel)
-        return transposed(dy)[0].astype(at_least_float32(x.dtype))
+        (gradient,) = transposed(dy)
+        return gradient
+    (rows, columns, channels, filters), ((top, _), (left, _)) = kernel.shape, around
+    span = stride * (dy.shape[2] - 1) + 1
+    gradients: dict[int, jax.Array] = {}
+    for phase in {(i - top) % stride for i in range(rows)}:
+        own, taps = x[:, phase::stride], [i for i in range(rows) if (i - top) % stride == phase]
+        maps = _beside([_shifted(own, 2, left - j, span)[:, :, ::stride] for j in range(columns)])
+        shifted = _beside([_shifted(dy, 1, (i - top) // stride, own.shape[1]) for i in taps])
+        product = jax.lax.dot_general(maps, shifted, (((0,), (0,)), ((), ())), precision=precision)
+        by_row = jnp.moveaxis(product.reshape(columns, channels, len(taps), filters), 2, 0)
+        gradients |= zip(taps, by_row, strict=True)
+    return jnp.stack([gradients[i] for i in range(rows)])
 
-    most = x.shape[0] // _IMAGES if x.size > _PIECE else 1
-    count = max(n for n in piece_counts(x.shape[0]) if n <= max(1, most))
-    pieces = zip(jnp.split(x, count), jnp.split(dy, count), strict=True)
-    gradients = [gradient(*piece) for piece in pieces]
-    return sum(gradients[1:], gradients[0]).astype(kernel.dtype)
+
+def _beside(maps: list[jax.Array]) -> jax.Array:
+    """Returns a matrix with a row for each pixel, which has the channels of all maps there."""
+    joined = jnp.concatenate(maps, -1)
+    return joined.reshape(-1, joined.shape[-1])
+
+
+def _shifted(x: jax.Array, axis: int, by: int, extent: int) -> jax.Array:
+    """Returns `x` shifted along an axis, cut or filled with zeros to this `extent`."""
+    pads = [(by, extent - by - x.shape[axis], 0) if i == axis else (0, 0, 0) for i in range(x.ndim)]
+    return jax.lax.pad(x, jnp.zeros((), x.dtype), pads)

@@ -71,7 +71,7 @@ def convolution(
       stride: of both axes.
       padding: see `pads`.
       precision: of the products; see `jax.lax.conv_general_dilated`.
-      use_onednn: for CPUs, bfloat16 in the forms of `mixedres.models.onednn`, and float16 in float32.
+      use_onednn: for CPUs, float32 and bfloat16 in the forms of `mixedres.models.onednn`, and float16 in float32.
       product_dtype: dtype of the products, if a graph rewrite changes it.
 
     Returns:
@@ -81,9 +81,9 @@ def convolution(
         return xla_convolution(x, kernel, stride, ((0, 0), (0, 0)), precision)
     around = tuple(pads(extent, kernel.shape[0], stride, padding) for extent in x.shape[1:3])
     in_float32 = use_onednn and not onednn.multiplies(x.dtype)
-    dtype = jnp.dtype(x.dtype if product_dtype is None else product_dtype)
-    in_bfloat16 = use_onednn and dtype == jnp.bfloat16 and onednn.multiplies(dtype)
-    on_cpu = _form_for_cpus(x, kernel, stride, around, use_onednn=in_bfloat16)
+    dtype = jnp.float32 if in_float32 else x.dtype if product_dtype is None else product_dtype
+    suits = use_onednn and onednn.suits(dtype, x.shape[3], stride)
+    on_cpu = _form_for_cpus(x, kernel, stride, around, use_onednn=suits)
     if in_float32:
         on_cpu = partial(_in_float32, on_cpu)
     if on_cpu is xla_convolution:
