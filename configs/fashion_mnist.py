@@ -16,6 +16,8 @@ Here ResNet-20 with erasing, in bf16, has 4.50 % in its best epoch and 4.71 % in
 not known. The paper's program computes in float32. It fills the rectangle with one gray value, this one with random
 pixels. It draws the ratio of the sides from a uniform distribution; this one draws the logarithm of the ratio. It
 trains on the last, smaller batch of an epoch; this one leaves that batch out. Its weights of the head begin larger.
+After 15 epochs these differences do not matter: its network and erasing in PyTorch have 6.71 %, this recipe in float32
+has 6.81 % (one run each; neither trained on the last batches).
 
 Hardware: one GPU, or two CPU cores for three and a half hours (bf16, with AVX512-BF16).
 """
