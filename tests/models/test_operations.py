@@ -200,8 +200,8 @@ def test_cpu_relu_equals_relu():
 
 
 def test_bfloat16_relu_with_onednn_selects_in_float32_and_has_the_same_bits():
-    x = np.arange(2**16, dtype=np.uint16).view(jnp.bfloat16)  # all values
-    g = np.random.default_rng(0).permutation(x)
+    values = np.arange(2**16, dtype=np.uint16).view(jnp.bfloat16)  # all of them
+    x, g = jnp.asarray(values), jnp.asarray(np.random.default_rng(0).permutation(values))
 
     def results(use_onednn):
         y, vjp = jax.vjp(on("cpu", lambda x: relu(x, use_onednn=use_onednn)), x)
