@@ -26,18 +26,12 @@ from jax.custom_derivatives import SymbolicZero
 from mixedres._internal.tree import at_least_float32
 from mixedres._internal.types import Array, DType, PrecisionLike
 from mixedres.models import onednn
-from mixedres.models.products import (
-    Pads,
-    has_fewer_pixels,
-    piece_counts,
-    product_of_pixels,
-    product_of_windows,
-    xla_convolution,
-)
+from mixedres.models.products import Pads, has_fewer_pixels, product_of_pixels, product_of_windows, xla_convolution
 
 # Values of a map in a piece, 1 MiB in float32. Measured with 2 MiB of L2 cache a core: in pieces four times as large
 # each value takes 1.5 to 3 times as long, and in pieces half as large no less.
 _PIECE = 2**18
+_MOST_PIECES = 16  # of a batch; each is an operation to compile
 
 
 def pads(extent: int, size: int, stride: int, padding: str) -> tuple[int, int]:
@@ -153,7 +147,7 @@ def _pieces(x: jax.Array, kernel: jax.Array, stride: int) -> int:
     if not isinstance(batch, int):  # a symbol of jax.export
         return 1
     largest = max(x.size, x.size // x.shape[3] // stride**2 * kernel.shape[3])
-    counts = piece_counts(batch)
+    counts = [n for n in range(1, _MOST_PIECES + 1) if batch % n == 0]
     return next((n for n in counts if largest <= n * _PIECE), counts[-1])
 
 

@@ -5,7 +5,6 @@ c), a kernel (size, size, c, filters) of the same dtype, the stride of both axes
 precision of the products.
 """
 
-import itertools
 import math
 from typing import TypeAlias
 
@@ -14,7 +13,6 @@ import jax.numpy as jnp
 
 from mixedres._internal.types import PrecisionLike
 
-_MOST_PIECES = 16  # of a batch; each is an operation to compile
 Pads: TypeAlias = tuple[tuple[int, int], ...]  # rows before and after a map, columns before and after
 
 
@@ -44,21 +42,10 @@ def product_of_windows(
     sizes = kernel.shape[:2]
     rows, columns = (_taps(x.shape[1 + axis], sizes[axis], stride, around[axis]) for axis in range(2))
     inside = kernel[rows.start : rows.stop, columns.start : columns.stop]
-    row_by_row = windows(x, rows, columns, sizes, stride, around)
-    joined = jnp.concatenate(list(itertools.chain.from_iterable(row_by_row)), axis=-1)
-    return _product(joined, inside.reshape(-1, kernel.shape[-1]), precision)
-
-
-def windows(
-    x: jax.Array, rows: range, columns: range, sizes: tuple[int, ...], stride: int, around: Pads
-) -> list[list[jax.Array]]:
-    """Returns, for each of these rows and columns of a kernel, the values of `x` that the kernel multiplies there.
-
-    Each array has the shape of the result of the convolution, but the channels of `x`.
-    """
     padded = jnp.pad(x, ((0, 0), *around, (0, 0)))
     ends = [extent - size + 1 for extent, size in zip(padded.shape[1:3], sizes, strict=True)]
-    return [[padded[:, i : i + ends[0] : stride, j : j + ends[1] : stride] for j in columns] for i in rows]
+    windows = [padded[:, i : i + ends[0] : stride, j : j + ends[1] : stride] for i in rows for j in columns]
+    return _product(jnp.concatenate(windows, axis=-1), inside.reshape(-1, kernel.shape[-1]), precision)
 
 
 def has_fewer_pixels(x: jax.Array, kernel: jax.Array, stride: int, around: Pads) -> bool:
@@ -66,11 +53,6 @@ def has_fewer_pixels(x: jax.Array, kernel: jax.Array, stride: int, around: Pads)
     sizes = kernel.shape[:2]
     extents = (n + sum(pads) - size for n, pads, size in zip(x.shape[1:3], around, sizes, strict=True))
     return math.prod(extent // stride + 1 for extent in extents) < math.prod(sizes)
-
-
-def piece_counts(batch: int) -> list[int]:
-    """Returns the numbers of equal pieces into which a batch can be divided, ascending."""
-    return [n for n in range(1, _MOST_PIECES + 1) if batch % n == 0]
 
 
 def _taps(extent: int, size: int, stride: int, around: tuple[int, int]) -> range:
