@@ -16,9 +16,11 @@ from mixedres._internal.jaxprs.control_flow import STRUCTURE
 from mixedres._internal.tree import HALF, is_inexact
 from mixedres._internal.types import Aval, Equation, Jaxpr
 from mixedres.amp._coloring import color
+from mixedres.amp._cotangents import sum_in_float32
 from mixedres.amp._evaluation.custom_vjp import differentiated, variable
 from mixedres.amp._graph import Graph, Node, Path, Scope, Value, folded, known, unfit
 from mixedres.amp._keep import Keep, reason_to_keep
+from mixedres.amp._patterns import keep_float32_results
 from mixedres.amp._rules import DENY_SUMS, Lists
 from mixedres.amp._widen import widen
 
@@ -39,9 +41,12 @@ class _Builder:
         self.lists, self.dtype, self.keep = settings.lists, settings.dtype, settings.keep
         self.nodes: list[Node] = []
         self.calls: dict[Path, Equation] = {}
+        self.arguments: dict[Path, list[Value]] = {}
+        self.results: dict[Path, list[Value]] = {}
 
     def jaxpr(self, jaxpr: Jaxpr, path: Path, scope: Scope, args: list[Value]) -> list[Value]:
         """Adds a body with the arguments `args` and returns its results."""
+        self.arguments[path] = args
         inner, consts = jax_compat.opened(jaxpr)
         return jax_compat.interpret(
             inner,
@@ -60,7 +65,8 @@ class _Builder:
         if name in ("custom_jvp_call", "custom_vjp_call"):
             return self.custom_rule(eqn, path, scope, ins)
         if found := control_flow.bodies(eqn, self.platform):
-            return self.call(eqn, found, path, scope, ins)
+            self.arguments[path], self.results[path] = ins, self.call(eqn, found, path, scope, ins)
+            return self.results[path]
         return self.leaf(eqn, path, scope, ins, self.lists.category(name), name in DENY_SUMS)
 
     def leaf(
@@ -143,7 +149,7 @@ class _Builder:
         return self.leaf(eqn, path, scope.inside(_name(body)), ins, worst, categories.get("deny", False))
 
 
-def build(jaxpr: Jaxpr, settings: Settings, scope: Scope, platform: str | None) -> Graph:
+def build(jaxpr: Jaxpr, settings: Settings, scope: Scope, platform: str | None, *, whole: bool = False) -> Graph:
     """Builds and colors the graph of a closed jaxpr.
 
     Args:
@@ -151,6 +157,7 @@ def build(jaxpr: Jaxpr, settings: Settings, scope: Scope, platform: str | None) 
       settings: the options of `autocast`.
       scope: the calls and named scopes around the program.
       platform: the platform whose branches of `lax.platform_dependent` become nodes; None: the default branches.
+      whole: whether the program is no part of another, such as a custom derivative.
     """
     builder = _Builder(settings, platform)
     args = [Value(var.aval) for var in jax_compat.opened(jaxpr)[0].invars]
@@ -158,8 +165,11 @@ def build(jaxpr: Jaxpr, settings: Settings, scope: Scope, platform: str | None) 
         value.returned = True
     by_path = {node.path: node for node in builder.nodes}
     options = settings.dtype, settings.lists, settings.allreduce_dtype, platform
-    graph = Graph(jaxpr, builder.nodes, *options, by_path, builder.calls)
+    graph = Graph(jaxpr, builder.nodes, *options, by_path, builder.calls, builder.arguments, builder.results)
     color(graph)
+    if whole:
+        keep_float32_results(graph)
+    sum_in_float32(graph)
     widen(graph)
     graph.index_regions()
     return graph

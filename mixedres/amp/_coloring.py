@@ -16,6 +16,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 from mixedres._internal.types import Atom
+from mixedres.amp._cotangents import long_sums
 from mixedres.amp._graph import RANGE, SUM, Graph, Node, Value, exceeds, reach
 from mixedres.amp._patterns import (
     PATTERNS,
@@ -273,6 +274,7 @@ def _pinned(nodes: list[Node], dtype: np.dtype, additions: dict[Node, str]) -> d
     """
     pinned = dict.fromkeys(_only_broadcast(nodes), "read by broadcasting alone: a gradient of it would be a sum")
     pinned |= additions
+    pinned |= dict.fromkeys(long_sums(nodes), "adds many cotangents: in half, each addition would round the sum")
     for node in nodes:
         if dtype == jnp.float16 and node.primitive in ("reduce_max", "reduce_min"):
             before, left = node.eqn.invars[0].aval, node.eqn.outvars[0].aval

@@ -258,6 +258,8 @@ class Graph:
       platform: platform whose branches of `lax.platform_dependent` are nodes; None: the default branches.
       by_path: nodes by path.
       calls: equations with bodies, by path.
+      arguments: operands of the equations with bodies and arguments of the bodies, by path.
+      results: results of the equations with bodies, by path.
     """
 
     jaxpr: Any
@@ -268,6 +270,8 @@ class Graph:
     platform: str | None
     by_path: dict[Path, Node]
     calls: dict[Path, Equation]
+    arguments: dict[Path, list[Value]]
+    results: dict[Path, list[Value]]
 
     def all_nodes(self) -> Iterator[Node]:
         """Yields the nodes, including the nodes in programs and backward rules of custom rules."""

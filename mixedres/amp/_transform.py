@@ -19,7 +19,6 @@ from mixedres.amp._evaluation.program import run
 from mixedres.amp._flax_modules import Call, guarded
 from mixedres.amp._graph import Graph, Scope
 from mixedres.amp._keep import Keep, check_match
-from mixedres.amp._patterns import keep_float32_results
 from mixedres.amp._rules import SPARSE_PRODUCTS, Lists
 
 # Type of the argument `lists`: `Lists`, or {list: primitives to move to the list}; None for the default.
@@ -198,10 +197,7 @@ def traced(
     whole = scope is None
 
     def colored(platform: str | None) -> Graph:
-        graph = build(jaxpr, settings, scope or Scope(), platform)
-        if whole:
-            keep_float32_results(graph)
-        return graph
+        return build(jaxpr, settings, scope or Scope(), platform, whole=whole)
 
     graph = colored(platform)
     others = {name: colored(name) for name in jax_compat.platforms(jaxpr)} if whole else {}

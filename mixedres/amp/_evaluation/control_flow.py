@@ -14,8 +14,9 @@ from jax.sharding import Sharding
 from mixedres._internal import jax_compat
 from mixedres._internal.jaxprs import control_flow
 from mixedres._internal.types import Array, Equation
+from mixedres.amp._cotangents import rounds_cotangents
 from mixedres.amp._evaluation.values import Cell, as_computed, as_float32, cells
-from mixedres.amp._graph import Path
+from mixedres.amp._graph import Graph, Path, Value
 
 EvaluateBody = Callable[[Any, Path, Sequence[Any]], list[Any]]
 
@@ -45,13 +46,29 @@ def _constrained(values: list[Array], shardings: tuple[Any, ...]) -> list[Any]:
     return [constrain(value, sharding) for value, sharding in zip(values, shardings, strict=True)]
 
 
-def _remat(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
+def _crossing(value: Any, of: Value, path: Path, *, inside: bool) -> Any:
+    """Returns the array of a value that enters or leaves a body: float32 if half would round a part of a cotangent."""
+    return as_float32(value) if rounds_cotangents(of, path, inside=inside) else as_computed(value)
+
+
+def _entering(graph: Graph, path: Path, args: Sequence[Any]) -> list[Any]:
+    return [_crossing(arg, of, path, inside=True) for arg, of in zip(args, graph.arguments[path], strict=True)]
+
+
+def _leaving(graph: Graph, path: Path, results: Sequence[Any], state: int = 0) -> list[Any]:
+    """Returns the arrays of the results of a body, of which the first `state` are float32."""
+    found = [as_float32(result) for result in results[:state]]
+    pairs = zip(results[state:], graph.results[path][state:], strict=True)
+    return found + [_crossing(result, of, path, inside=False) for result, of in pairs]
+
+
+def _remat(evaluate: EvaluateBody, graph: Graph, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
     body, _ = jax_compat.opened(eqn.params["jaxpr"])
 
     def function(*arrays: Array) -> list[Any]:
-        return [as_computed(r) for r in evaluate(body, (*path, 0), cells(body.invars, arrays))]
+        return _leaving(graph, path, evaluate(body, (*path, 0), cells(body.invars, arrays)))
 
-    arrays = [as_computed(arg) for arg in args]
+    arrays = _entering(graph, path, args)
     if eqn.params["differentiated"]:  # in a backward pass, which jax.checkpoint would not mark as one
         jaxpr, consts = jax_compat.without_consts(jax.make_jaxpr(function)(*arrays))
         return cells(eqn.outvars, jax_compat.bind(eqn, *consts, *arrays, jaxpr=jaxpr))
@@ -59,10 +76,10 @@ def _remat(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array])
     return cells(eqn.outvars, checkpointed(*arrays))
 
 
-def _with_bodies(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
+def _with_bodies(evaluate: EvaluateBody, graph: Graph, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
     """Evaluates a shard_map, a loop or a cond."""
     name, found = eqn.primitive.name, control_flow.bodies(eqn, None)
-    operands = [as_computed(arg) for arg in args]
+    operands = _entering(graph, path, args)
     # The constants of a scan are cast inside the loop: their gradients are summed over the steps, in float32.
     for part in (found[-1].carry, *[found[0].consts] * (name == "scan")):
         operands[part] = [as_float32(arg) for arg in args[part]]
@@ -77,8 +94,9 @@ def _with_bodies(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[A
                 if isinstance(value, Cell) and name == "scan":
                     value.shared = True  # the compiler merges equal casts, but not what a loop saves of them
             results = evaluate(body.jaxpr, (*path, number), values)
-            kept = {"scan": state, "shard_map": 0}.get(name, len(results))
-            return [as_float32(r) if i < kept else as_computed(r) for i, r in enumerate(results)]
+            if name in ("cond", "while"):
+                return [as_float32(result) for result in results]
+            return _leaving(graph, path, results, state)
 
         return run
 
@@ -87,10 +105,11 @@ def _with_bodies(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[A
     return cells(eqn.outvars, control_flow.call(eqn, found, functions, operands, unroll=unroll))
 
 
-def evaluate_call(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
-    """Evaluates the equation at `path`, which has bodies; `evaluate` is `Evaluator.body`."""
+def evaluate_call(evaluate: EvaluateBody, graph: Graph, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
+    """Evaluates the equation at `path` of `graph`, which has bodies; `evaluate` is `Evaluator.body`."""
     name = eqn.primitive.name
     if name in ("remat2", "checkpoint"):
-        return _remat(evaluate, eqn, path, args)
-    is_plain = name in jax_compat.SIMPLE_CALLS and name != "shard_map"
-    return (_inline if is_plain else _with_bodies)(evaluate, eqn, path, args)
+        return _remat(evaluate, graph, eqn, path, args)
+    if name in jax_compat.SIMPLE_CALLS and name != "shard_map":
+        return _inline(evaluate, eqn, path, args)
+    return _with_bodies(evaluate, graph, eqn, path, args)

@@ -15,12 +15,13 @@ import numpy as np
 from mixedres._internal import jax_compat
 from mixedres._internal.tree import is_half
 from mixedres._internal.types import Array, Equation, Function, Jaxpr
+from mixedres.amp._cotangents import sums_in_float32
 from mixedres.amp._evaluation import custom_derivatives
 from mixedres.amp._evaluation.control_flow import evaluate_call
 from mixedres.amp._evaluation.equation import Kind, call, has_rule, kind_of, kinds
 from mixedres.amp._evaluation.values import Cell, Widened, as_computed, as_float32, cast, cells, is_f32
 from mixedres.amp._evaluation.widening import evaluate_widened
-from mixedres.amp._graph import Graph, Node, Path
+from mixedres.amp._graph import Graph, Node, Path, Value
 
 
 def run(graph: Graph, rewrite: Function, args: Sequence[Array]) -> list[Any]:
@@ -58,6 +59,9 @@ class Evaluator:
     def body(self, jaxpr: Jaxpr, path: Path, args: Sequence[Array]) -> list[Any]:
         """Evaluates a body. Results have the dtypes in which they were computed; float32 results are cells."""
         inner, consts = jax_compat.opened(jaxpr)
+        for arg, value in zip(args, self.graph.arguments[path], strict=True):
+            if isinstance(arg, Cell) and arg.is_half:
+                arg.shared = sums_in_float32(value)
         return jax_compat.interpret(
             inner,
             cells(inner.constvars, consts),
@@ -73,14 +77,16 @@ class Evaluator:
         if branch is not None and self.graph.has_half(path):
             return self.body(branch, (*path, 0), args[1:])
         if node is None and self.graph.has_half(path):
-            return evaluate_call(self.body, eqn, path, args)
+            results = evaluate_call(self.body, self.graph, eqn, path, args)
+            return _marked(results, self.graph.results[path])
         if node is not None and node.program is not None:
             rewrite = functools.partial(self.rewrite, scope=node.scope)
             results = custom_derivatives.call_rewritten(eqn, [as_float32(arg) for arg in args], rewrite)
         elif node is not None and node.widened:
             return self.widened(eqn, args)
         elif eqn.primitive.name == "convert_element_type":
-            return [self.convert(eqn, args[0], half=node is not None and node.half)]
+            results = [self.convert(eqn, args[0], half=node is not None and node.half)]
+            return _marked(results, node.outs if node is not None else ())
         else:
             half = node is not None and node.half
             arrays = [_given(arg, self.dtype) if half else as_float32(arg) for arg in args]
@@ -88,11 +94,7 @@ class Evaluator:
                 rounded = [arg.half(self.dtype) for arg in args] if node.primitive == "mul" else []
                 return [Cell(*self.leaf(node, [*arrays, *rounded]))]
             results = jax_compat.bind(eqn, *arrays) if node is None else self.leaf(node, arrays)
-        found = cells(eqn.outvars, results)
-        for cell, value in zip(found, node.outs if node is not None else (), strict=False):
-            if isinstance(cell, Cell):
-                cell.shared = sum(reader.half or reader.saves_half for reader in value.consumers) > 1
-        return found
+        return _marked(cells(eqn.outvars, results), node.outs if node is not None else ())
 
     def leaf(self, node: Node, arrays: Sequence[Array]) -> list[Any]:
         """Evaluates a node without a body."""
@@ -123,6 +125,15 @@ class Evaluator:
         if not is_f32(eqn.outvars[0].aval):
             return result
         return Cell(result, None if isinstance(arg, Cell) else arg)
+
+
+def _marked(values: list[Any], of: Sequence[Value]) -> list[Any]:
+    """Returns results, with the mark `shared` on those of their cells that nodes share; `of` are their values."""
+    for cell, value in zip(values, of, strict=False):
+        if isinstance(cell, Cell):
+            readers = sum(reader.half or reader.saves_half for reader in value.consumers)
+            cell.shared = sums_in_float32(value) if cell.is_half else readers > 1
+    return values
 
 
 def _given(arg: Array, dtype: np.dtype) -> Any:

@@ -19,8 +19,8 @@ class Cell:
     Attributes:
       array: the array in the dtype in which it was computed.
       exact: the half array that the original program converted to `array`; reading `exact` rounds nothing.
-      shared: whether several nodes read the value in half. They share one cast, which is saved once, but gradients are
-        summed in float32.
+      shared: whether several nodes read the value, some of them in half, so that gradients are summed in float32. The
+        nodes that read it in half share one cast, which is saved once.
     """
 
     __slots__ = ("_f32", "_half", "array", "exact", "shared")
@@ -28,6 +28,11 @@ class Cell:
     def __init__(self, array: Array, exact: Any = None, *, shared: bool = False) -> None:
         self.array, self.exact, self.shared = array, exact, shared
         self._f32 = self._half = None
+
+    @property
+    def is_half(self) -> bool:
+        """Returns whether reading the value in half rounds nothing."""
+        return self.exact is not None or self.array.dtype != FLOAT32
 
     def f32(self) -> Any:
         """Returns the value in float32, cast at most once."""
@@ -39,15 +44,12 @@ class Cell:
 
     def half(self, dtype: np.dtype) -> Any:
         """Returns the value in `dtype`, by a cast for each call: gradients of readers are summed in float32."""
-        if self.array.dtype == dtype:
-            return self.array
-        if self.exact is not None and self.exact.dtype == dtype:
-            return self.exact
-        if not self.shared or isinstance(self.array, np.ndarray):
-            return cast(self.array, dtype)
-        if self._half is None:
-            self._half = cast(self.array, dtype)
-        return _cast_again(self.array, self._half)
+        exact = self.array if self.array.dtype == dtype else self.exact
+        if exact is None or exact.dtype != dtype:
+            if not self.shared or isinstance(self.array, np.ndarray):
+                return cast(self.array, dtype)
+            exact = self._half = cast(self.array, dtype) if self._half is None else self._half
+        return _cast_again(self.f32(), exact) if self.shared else exact
 
 
 class Widened:

@@ -1,0 +1,99 @@
+"""Choice of the operations that are float32 so that cotangents are added in float32.
+
+JAX adds the cotangents of a value in the dtype of the value, one for each reader. If a reader is half, its cotangent is
+rounded before the sum, and what cancels in the sum is lost: the gradient of cross entropy is p - 1 for the label, where
+logsumexp gives p and a gather of the label gives -1. So float32 operations and the clear operations that lead to them
+read one float32 copy of the value.
+"""
+
+import jax.numpy as jnp
+
+from mixedres.amp._graph import Graph, Node, Path, Value
+
+# Largest number of half cotangents that are added in half, such as those of query, key and value. A longer sum would be
+# rounded as often as it has parts.
+MOST_IN_HALF = 3
+
+
+def sum_in_float32(graph: Graph) -> None:
+    """Makes half clear operations float32 that would round a cotangent before the cotangent is added to others.
+
+    These operations lead to float32 readers, and either read a value that others read too, or read elements of a value
+    more than once. They round nothing in the forward pass, so their result is the same in float32.
+    """
+    leads = _leading_to_float32(graph.nodes)
+    if not leads:
+        return
+    moved: set[Node] = set()
+    for node in graph.nodes:
+        if node in leads and graph.copies(node):
+            moved.add(node)
+        for value in node.outs if node.half or node in moved else ():
+            readers = cotangent_readers(value)
+            if len(readers) > 1 or node in moved:
+                moved.update(leads.intersection(readers))
+    for node in moved:
+        node.half, node.reason = False, "clear, cotangents of its operand are added in float32"
+
+
+def long_sums(nodes: list[Node]) -> set[Node]:
+    """Returns the additions of cotangents, in the graph of a gradient, in sums of more than `MOST_IN_HALF` parts."""
+    parts: dict[Node | None, int] = {}
+    found: set[Node] = set()
+    for node in nodes:
+        if node.primitive == "add_any":
+            parts[node] = sum(parts.get(value.producer, 1) for value in node.ins)
+    for node in reversed(nodes):  # every reader of a node comes before the node
+        if parts.get(node, 0) > MOST_IN_HALF or (node in parts and not found.isdisjoint(node.consumers())):
+            found.add(node)
+    return found
+
+
+def cotangent_readers(value: Value) -> list[Node]:
+    """Returns the readers of a value that pass a cotangent to it, one for each operand that is the value."""
+    return [reader for reader in value.consumers if _passes_cotangents(reader)]
+
+
+def reads_in_float32(value: Value) -> bool:
+    """Returns whether a float32 cotangent comes to a value: from a float32 reader, or from outside of the program."""
+    return value.returned or any(not reader.half for reader in cotangent_readers(value))
+
+
+def sums_in_float32(value: Value) -> bool:
+    """Returns whether the cotangents of a half value are added in float32: of half and float32 readers, or of many."""
+    halves = sum(reader.half for reader in value.consumers)
+    return halves > MOST_IN_HALF or (halves > 0 and reads_in_float32(value))
+
+
+def rounds_cotangents(value: Value, path: Path, *, inside: bool) -> bool:
+    """Returns whether a half value that enters or leaves a call would round a cotangent before it is added to others.
+
+    Args:
+      value: an operand of the call if `inside`, else a result.
+      path: the path of the call.
+      inside: whether the cotangent comes from the nodes inside of the call.
+    """
+    readers = cotangent_readers(value)
+    beyond = [reader for reader in readers if (reader.path[: len(path)] == path) == inside]
+    if len(beyond) == len(readers) and (inside or not value.returned):
+        return False
+    return any(not reader.half for reader in beyond) or (value.returned and not inside)
+
+
+def _passes_cotangents(node: Node) -> bool:
+    """Returns whether a node has a derivative: not a comparison, an index or `stop_gradient`."""
+    if node.primitive == "stop_gradient":
+        return False
+    dtypes = (getattr(value.aval, "dtype", None) for value in node.outs)
+    return any(dtype is not None and jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes)
+
+
+def _leading_to_float32(nodes: list[Node]) -> set[Node]:
+    """Returns the half clear nodes that float32 nodes read, directly or through half clear nodes."""
+    found: set[Node] = set()
+    for node in reversed(nodes):  # every reader of a node comes before the node
+        if node.half and node.category == "clear" and _passes_cotangents(node):
+            values = [value for value in node.outs if value.is_f32]
+            if any(reads_in_float32(value) or not found.isdisjoint(value.consumers) for value in values):
+                found.add(node)
+    return found
