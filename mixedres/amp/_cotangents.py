@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from mixedres.amp._graph import Graph, Node, Path, Value
 
-# Largest number of half cotangents that are added in half, such as those of query, key and value. A longer sum would be
+# Largest number of half cotangents that are added in half, such as those of the gates of a cell. A longer sum would be
 # rounded as often as it has parts.
-MOST_IN_HALF = 3
+MOST_IN_HALF = 8
 
 
 def sum_in_float32(graph: Graph) -> None:
@@ -94,6 +94,6 @@ def _leading_to_float32(nodes: list[Node]) -> set[Node]:
     for node in reversed(nodes):  # every reader of a node comes before the node
         if node.half and node.category == "clear" and _passes_cotangents(node):
             values = [value for value in node.outs if value.is_f32]
-            if any(reads_in_float32(value) or not found.isdisjoint(value.consumers) for value in values):
-                found.add(node)
+            if not values or any(reads_in_float32(value) or not found.isdisjoint(value.consumers) for value in values):
+                found.add(node)  # without a float32 result, the node converts to another dtype, such as complex64
     return found

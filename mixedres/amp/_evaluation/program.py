@@ -59,13 +59,10 @@ class Evaluator:
     def body(self, jaxpr: Jaxpr, path: Path, args: Sequence[Array]) -> list[Any]:
         """Evaluates a body. Results have the dtypes in which they were computed; float32 results are cells."""
         inner, consts = jax_compat.opened(jaxpr)
-        for arg, value in zip(args, self.graph.arguments[path], strict=True):
-            if isinstance(arg, Cell) and arg.is_half:
-                arg.shared = sums_in_float32(value)
         return jax_compat.interpret(
             inner,
             cells(inner.constvars, consts),
-            args,
+            _marked(args, self.graph.arguments[path], passed=True),
             lambda index, eqn, operands: self.equation(eqn, (*path, index), operands),
             lambda atom: Cell(np.asarray(atom.val, np.float32)) if is_f32(atom.aval) else atom.val,
         )
@@ -78,7 +75,7 @@ class Evaluator:
             return self.body(branch, (*path, 0), args[1:])
         if node is None and self.graph.has_half(path):
             results = evaluate_call(self.body, self.graph, eqn, path, args)
-            return _marked(results, self.graph.results[path])
+            return _marked(results, self.graph.results[path], passed=True)
         if node is not None and node.program is not None:
             rewrite = functools.partial(self.rewrite, scope=node.scope)
             results = custom_derivatives.call_rewritten(eqn, [as_float32(arg) for arg in args], rewrite)
@@ -119,7 +116,7 @@ class Evaluator:
         if isinstance(arg, Cell) and target == self.dtype:
             result = arg.half(target)
         elif isinstance(arg, Cell) and target != jnp.float32:
-            result = cast(arg.array, target)
+            result = cast(arg.f32(), target)
         else:
             result = cast(as_float32(arg), target) if half else jax_compat.bind(eqn, as_float32(arg))[0]
         if not is_f32(eqn.outvars[0].aval):
@@ -127,13 +124,18 @@ class Evaluator:
         return Cell(result, None if isinstance(arg, Cell) else arg)
 
 
-def _marked(values: list[Any], of: Sequence[Value]) -> list[Any]:
-    """Returns results, with the mark `shared` on those of their cells that nodes share; `of` are their values."""
+def _marked(values: Sequence[Any], of: Sequence[Value], *, passed: bool = False) -> list[Any]:
+    """Returns values, with the mark `shared` on their cells; `of` are the same values in the graph.
+
+    Float32 values that are `passed` to a body or from one are marked where they are made.
+    """
     for cell, value in zip(values, of, strict=False):
         if isinstance(cell, Cell):
-            readers = sum(reader.half or reader.saves_half for reader in value.consumers)
-            cell.shared = sums_in_float32(value) if cell.is_half else readers > 1
-    return values
+            if cell.is_half:
+                cell.shared = sums_in_float32(value)
+            elif not passed:
+                cell.shared = sum(reader.half or reader.saves_half for reader in value.consumers) > 1
+    return list(values)
 
 
 def _given(arg: Array, dtype: np.dtype) -> Any:
