@@ -15,6 +15,8 @@ import numpy as np
 from jax._src import source_info_util
 from jax._src.compilation_cache import decompress_executable as decompress_executable
 from jax._src.distributed import global_state as global_state
+from jax._src.interpreters.partial_eval import const_fold_rules
+from jax._src.lax import lax as jax_lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal  # type: ignore[attr-defined]
 from jax.interpreters import ad, partial_eval
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -31,6 +33,7 @@ INLINE: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 
 _NOTHING = contextlib.nullcontext()
 
+_KEPT_CASTS = jax.make_user_context(False)  # functions under jax.jit are traced anew inside `kept_casts`
 # Frames that say nothing about who wrote an operation, and those of libraries.
 _PACKAGE = pathlib.Path(__file__).parent.parent
 _OWN = tuple(str(_PACKAGE / folder) + os.sep for folder in ("_internal", "amp", "numerics"))
@@ -229,6 +232,31 @@ def replicated(fn: Callable[..., Any], *args: Any) -> Any:
     return jax.sharding.reshard(result, NamedSharding(here, PartitionSpec()))
 
 
+@contextlib.contextmanager
+def kept_casts(is_kept: Callable[[Any, Any], bool]) -> Iterator[None]:
+    """Keeps casts of constants as operations of the programs traced inside, if `is_kept(constant, dtype)`.
+
+    JAX computes them while it traces. Casts by NumPy, as in `jnp.asarray(1e-8, jnp.float16)`, are not seen.
+    """
+    cast, convert = jax_lax.convert_element_type_p, jax_lax._convert_element_type
+    fold = const_fold_rules[cast]
+
+    def kept_fold(constants: Any, params: Any, avals: Any) -> Any:
+        return None if is_kept(constants[0], params["new_dtype"]) else fold(constants, params, avals)
+
+    def kept_convert(x: Any, new_dtype: Any = None, weak_type: Any = False, *args: Any, **options: Any) -> Any:
+        if not is_kept(x, new_dtype):
+            return convert(x, new_dtype, weak_type, *args, **options)
+        return cast.bind(np.asarray(x, np.float32), new_dtype=np.dtype(new_dtype), weak_type=weak_type, sharding=None)
+
+    const_fold_rules[cast], jax_lax._convert_element_type = kept_fold, kept_convert  # type: ignore[assignment]
+    try:
+        with _KEPT_CASTS(True):
+            yield
+    finally:
+        const_fold_rules[cast], jax_lax._convert_element_type = fold, convert
+
+
 def source_line(eqn: Equation) -> str:
     """Returns 'file:line (function)' of the code that wrote `eqn`: the innermost frame outside installed packages.
 
@@ -236,18 +264,18 @@ def source_line(eqn: Equation) -> str:
     the file is the cell, such as 'Cell In[3]'.
     """
     traceback = eqn.source_info.traceback
-    frame = None if traceback is None else _author(traceback)
+    found = None if traceback is None else author(traceback)
+    frame = None if found is None else source_info_util.raw_frame_to_frame(*found)
     return f"{_cell(frame.file_name) or frame.file_name}:{frame.start_line} ({frame.function_name})" if frame else ""
 
 
 @functools.lru_cache(4096)  # the layers of a network are written in one line
-def _author(traceback: Any) -> Any:
-    """Returns the frame of whoever wrote an operation; see `source_line`."""
+def author(traceback: Any) -> Any:
+    """Returns the code that wrote an operation, and the offset of its last instruction, or None; see `source_line`."""
     frames = list(zip(*traceback.raw_frames(), strict=True))
     outside_jax = [frame for frame in frames if not frame[0].co_filename.startswith(_NOBODY)]
     own = [frame for frame in outside_jax if not any(part in frame[0].co_filename for part in _INSTALLED)]
-    found = (own or outside_jax)[:1]
-    return source_info_util.raw_frame_to_frame(*found[0]) if found else None
+    return next(iter(own or outside_jax), None)
 
 
 def _cell(file_name: str) -> str:

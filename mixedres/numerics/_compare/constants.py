@@ -1,76 +1,228 @@
-"""Constants that became 0 or infinite in half precision while a function was traced.
+"""Constants that became 0 or infinite in half precision, and the operations that they meet.
 
-JAX rounds a number of Python to the dtype of the array beside it before the graph exists: 1e-8 beside float16 is 0. So
-the float32 program of `compare` has the 0 too, and no error shows.
+`compare` measures what the rounding of a constant does to the results. These constants are wrong for other arguments
+too: 1e-8 beside float16 is 0, so a logarithm of x + 1e-8 is infinite where x is 0.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any
+from __future__ import annotations
 
+import contextlib
+import dis
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
 
 from mixedres._internal import jax_compat
-from mixedres._internal.tree import is_half
-from mixedres._internal.types import Equation, Jaxpr
+from mixedres._internal.jaxprs import control_flow
+from mixedres._internal.tree import HALF, is_half
+from mixedres._internal.types import Array, Equation, Jaxpr
+from mixedres.numerics._compare.tables import evenly_spaced, is_known
 from mixedres.numerics._recording.recorder import SAME_ELEMENTS
 
-# Operations on a half value beside which a constant stands.
-_SUMS = {"add", "sub", "max"}
+_SUMS = {"add", "sub", "add_any"}
+# A result may be 0 only because a constant is.
+_HOLDS = _SUMS | {"max", "select_n"}
 # Their result at 0 is infinite or NaN, or their derivative is.
-_SINGULAR = {"log", "log1p", "rsqrt", "pow"}
-# A zero passes these unchanged.
-_THROUGH = SAME_ELEMENTS | {"convert_element_type", "sqrt"}
+_SINGULAR = {"log", "log1p", "rsqrt"}
+# Their results have the numbers of their operand.
+_COPIES = SAME_ELEMENTS | {"convert_element_type", "optimization_barrier", "stop_gradient", "slice"}
+# A sum that is 0 only because a constant is makes their results 0.
+_THROUGH = _COPIES | {"sqrt", "mul", "div", "square", "abs", "integer_pow", "reduce_sum", "cumsum", "concatenate"}
+_THROUGH |= {"select_n", "reduce_max", "reduce_min", "gather", "dynamic_slice", "split", "pad"} | _SUMS
+# A number near 1 lost digits if its distance from 1 changes by more than this fraction.
+_DIGITS = 0.01
 
 
-def rounded_constants(jaxpr: Jaxpr) -> tuple[list[str], list[str]]:
-    """Returns a sentence for each line with a constant 0 that meets a division or a logarithm, and with an infinity.
+class _Lost(NamedTuple):
+    """A constant that became 0 or infinite in half, in a value of the program.
+
+    Attributes:
+      place: the sentence about the constant, without its end.
+      is_zero: whether it is 0, and not infinite.
+      is_written: whether the number in the source is known to be another one.
+      within: 'constant' for a value that is the constant, 'sum' or 'maximum' for one with the constant as an operand.
+    """
+
+    place: str
+    is_zero: bool
+    is_written: bool
+    within: str = "constant"
+
+
+class _Value(NamedTuple):
+    """What is known of a value: its number, for a constant of one number, and the lost constants inside it."""
+
+    number: float | None = None
+    lost: frozenset[_Lost] = frozenset()
+
+
+@contextlib.contextmanager
+def unrounded() -> Iterator[None]:
+    """Keeps the roundings of constants to half as operations of the programs that are traced inside.
+
+    JAX rounds 0.9995 beside a bfloat16 array to 1 while it traces, and the float32 program would have the 1 too.
+    """
+
+    def is_rounded(constant: Any, dtype: Any) -> bool:
+        if dtype not in HALF or isinstance(constant, jax.core.Tracer | jax.Array):
+            return False
+        exact = np.asarray(constant)
+        if exact.dtype.kind not in "iuf":
+            return False
+        with np.errstate(all="ignore"):
+            return not np.array_equal(exact.astype(dtype).astype(exact.dtype), exact, equal_nan=exact.dtype.kind == "f")
+
+    with jax_compat.kept_casts(is_rounded):
+        yield
+
+
+def lost_constants(jaxpr: Jaxpr, platform: str) -> tuple[list[str], list[str]]:
+    """Returns a sentence for each lost constant that makes a program wrong, and for each that may do so.
+
+    Wrong are a factor and a divisor that became 0 or infinite, and a sum or maximum with a constant that became 0 and
+    that meets a division, a root or a logarithm. Other infinities, numbers near 1 such as a decay of 0.9995, and tables
+    of evenly spaced numbers may be harmless.
 
     Args:
-      jaxpr: a program, closed or open, some of whose values are half.
+      jaxpr: a closed program, traced inside `unrounded`.
+      platform: the platform of the program, for `lax.platform_dependent`.
     """
-    zeros: dict[str, None] = {}
-    infinities: dict[str, None] = {}
-    for eqn, readers in _with_readers(jaxpr):
-        name = eqn.primitive.name
-        values = [np.asarray(atom.val) for atom in eqn.invars if isinstance(atom, Literal) and is_half(atom.aval)]
-        if name not in _SUMS | {"mul", "select_n"} or not values:
-            continue
-        place = f"At {jax_compat.source_line(eqn) or 'an unknown line'} a constant is"
-        if name != "max" and any(np.isinf(value).all() for value in values):
-            infinities[f"{place} infinite in {values[0].dtype}, as 1e9 is in float16."] = None
-        is_zero = name in _SUMS and any(not value.any() for value in values)
-        if is_zero and (meets := _meets(eqn, readers, is_sum=name != "max")):
-            zeros[f"{place} 0 in {values[0].dtype}, as 1e-8 is in float16, and the result meets {meets}."] = None
-    return list(zeros), list(infinities)
+    wrong: dict[str, None] = {}
+    doubtful: dict[str, None] = {}
 
+    def run(body: Jaxpr, args: Sequence[_Value]) -> list[_Value]:
+        inner, consts = jax_compat.opened(body)
+        doubtful.update(dict.fromkeys(_of_tables(inner, consts)))
+        known = [_of_constant(const) for const in consts] or [_Value()] * len(inner.constvars)
+        return jax_compat.interpret(inner, known, args, equation, lambda atom: _of_constant(atom.val), binds=False)
 
-def _with_readers(jaxpr: Jaxpr) -> Iterator[tuple[Equation, dict[Any, list[Equation]]]]:
-    """Yields all equations, each with the readers of every variable in its jaxpr."""
+    def equation(_: int, eqn: Equation, operands: list[_Value]) -> list[_Value]:
+        if found := control_flow.bodies(eqn, platform):
+            return _of_bodies(eqn, found, operands, run)
+        if not eqn.outvars:
+            return []
+        operands = [_named(eqn, *pair) for pair in zip(eqn.invars, operands, strict=True)]
+        wrong.update(dict.fromkeys(_wrong(eqn, operands)))
+        doubtful.update(dict.fromkeys(_doubtful(eqn, operands)))
+        return [_result(eqn, operands)] * len(eqn.outvars)
+
     inner, _ = jax_compat.opened(jaxpr)
-    readers: dict[Any, list[Equation]] = defaultdict(list)
-    for eqn in inner.eqns:
-        for atom in eqn.invars:
-            if not isinstance(atom, Literal):
-                readers[atom].append(eqn)
-    for eqn in inner.eqns:
-        yield eqn, readers
-        for body in jax_compat.bodies(eqn):
-            yield from _with_readers(body)
+    run(jaxpr, [_Value()] * len(inner.invars))
+    return list(wrong), list(doubtful)
 
 
-def _meets(eqn: Equation, readers: dict[Any, list[Equation]], *, is_sum: bool) -> str:
-    """Returns the primitive that is singular at 0 and reads the result of an equation; '' if there is none.
+def _of_bodies(eqn: Equation, found: Sequence[control_flow.Body], operands: list[_Value], run: Any) -> list[_Value]:
+    """Returns the values of the results of an equation with bodies; those of a loop after two iterations."""
+    results = [_Value()] * len(eqn.outvars)
+    state = operands[found[-1].carry]
+    for _ in range(2 if state else 1):
+        for body in found:
+            given = [*operands[body.consts], *state, *operands[body.slices]]
+            if len(outs := run(body.jaxpr, given)) == len(results):  # not the predicate of a while loop
+                results = [_Value(None, a.lost | b.lost) for a, b in zip(results, outs, strict=True)]
+        state = [_Value(None, a.lost | b.lost) for a, b in zip(state, results, strict=False)]
+    return results
 
-    A maximum with 0, as in relu, is no mistake before a square root.
+
+def _of_constant(array: Any) -> _Value:
+    if not is_known(array) or np.size(array) != 1 or not jnp.issubdtype(jnp.result_type(array), jnp.number):
+        return _Value()
+    return _Value(float(np.real(np.asarray(array)).astype(np.float64).reshape(())))
+
+
+def _named(eqn: Equation, atom: Any, value: _Value) -> _Value:
+    """Returns an operand of an equation, with itself as a lost constant if it is 0 or infinite in the program.
+
+    The number in the source is taken from the code of the line, if a number there becomes the constant in half.
     """
-    queue = [(eqn.outvars[0], reader) for reader in readers[eqn.outvars[0]]]
-    while queue:
-        operand, reader = queue.pop()
-        name: str = reader.primitive.name
-        if name in _SINGULAR or (name == "div" and reader.invars[1] is operand) or (name == "sqrt" and is_sum):
-            return name
-        if name in _THROUGH:
-            queue += [(reader.outvars[0], further) for further in readers[reader.outvars[0]]]
-    return ""
+    if value.number is None or value.lost or not is_half(atom.aval) or not _is_lost(value.number):
+        return value
+    written = [x for x in _numbers_at(eqn) if not _is_lost(x) and _rounded(x, atom.aval.dtype) == value.number]
+    return _lost(eqn, value.number, atom.aval.dtype, *written[:1])
+
+
+def _numbers_at(eqn: Equation) -> list[float]:
+    """Returns the numbers in the line of code that wrote an equation."""
+    traceback = eqn.source_info.traceback
+    if traceback is None or (author := jax_compat.author(traceback)) is None:
+        return []
+    code, last = author
+    read = [(one.argval, one.positions and one.positions.lineno, one.offset) for one in dis.get_instructions(code)]
+    line = next((line for _, line, offset in read if offset == last), None)
+    return [float(number) for number, where, _ in read if where == line and type(number) in (int, float)]
+
+
+def _is_lost(number: float) -> bool:
+    return not number or not math.isfinite(number)
+
+
+def _rounded(number: float, dtype: Any) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.float64(number).astype(dtype))
+
+
+def _lost(eqn: Equation, number: float, dtype: Any, written: float | None = None) -> _Value:
+    example = f"{written:.7g}" if written is not None else "1e9" if number else "1e-8"
+    sentence = f"{_place(eqn)} is {'infinite' if number else '0'} in {dtype}, as {example} is in {dtype}"
+    return _Value(number, frozenset({_Lost(sentence, not number, written is not None)}))
+
+
+def _place(eqn: Equation) -> str:
+    return f"At {jax_compat.source_line(eqn) or 'an unknown line'} a constant"
+
+
+def _of_tables(jaxpr: Jaxpr, constants: Sequence[Array]) -> Iterator[str]:
+    """Yields sentences about constants of evenly spaced numbers that lost their differences."""
+    for variable, constant in zip(jaxpr.constvars, constants, strict=bool(constants)):
+        if (exact := evenly_spaced(constant)) is not None:
+            reader = next((eqn for eqn in jaxpr.eqns if variable in eqn.invars), None)
+            place = "A constant" if reader is None else _place(reader)
+            off = float(abs(exact - np.asarray(constant).astype(np.float32)).max())
+            yield f"{place} of evenly spaced numbers is rounded to {variable.aval.dtype}, by up to {off:.2g}."
+
+
+def _doubtful(eqn: Equation, operands: Sequence[_Value]) -> Iterator[str]:
+    """Yields sentences about operands that are infinite, and about the cast of a number near 1 that changes it."""
+    if eqn.primitive.name in _SUMS | {"select_n"}:
+        yield from (f"{lost.place}." for value in operands for lost in value.lost if not lost.is_zero)
+    number, aval = operands[0].number if operands else None, eqn.outvars[0].aval
+    if eqn.primitive.name == "convert_element_type" and number is not None and number != 1 and is_half(aval):
+        rounded = _rounded(number, aval.dtype)
+        if 0.5 < number < 2 and abs(rounded - number) > _DIGITS * abs(1 - number):
+            yield f"{_place(eqn)} of {number:.7g} is {rounded:.7g} in {aval.dtype}."
+
+
+def _wrong(eqn: Equation, operands: Sequence[_Value]) -> Iterator[str]:
+    """Yields sentences about the lost constants that make the result of an equation wrong."""
+    name = eqn.primitive.name
+    for position, value in enumerate(operands):
+        is_divisor = name == "div" and position == 1
+        is_base = (name == "pow" and not position) or (name == "integer_pow" and eqn.params["y"] < 0)
+        is_singular = name in _SINGULAR or is_base or is_divisor
+        for lost in value.lost:
+            # A factor of 0 may be meant. An infinite one never is.
+            if lost.within == "constant" and name in ("mul", "div") and (lost.is_written or not lost.is_zero):
+                yield f"{lost.place}, and it is a {'divisor' if is_divisor else 'factor'}."
+            elif lost.within != "constant" and (is_singular or (name == "sqrt" and lost.within == "sum")):
+                yield f"{lost.place}, and the result meets {name}."
+
+
+def _result(eqn: Equation, operands: Sequence[_Value]) -> _Value:
+    """Returns what is known of the results of an equation."""
+    name, aval = eqn.primitive.name, eqn.outvars[0].aval
+    number = operands[0].number if name in _COPIES and len(operands) == 1 else None
+    if number is not None and name == "convert_element_type" and is_half(aval) and not operands[0].lost:
+        rounded = _rounded(number, aval.dtype)
+        return _lost(eqn, rounded, aval.dtype, number) if _is_lost(rounded) and rounded != number else _Value(rounded)
+    held = {lost for value in operands for lost in value.lost}
+    alone = {lost for lost in held if lost.within == "constant"}
+    if name in _COPIES:
+        return _Value(None if number is None else -number if name == "neg" else number, frozenset(held))
+    # Relu is a maximum with a 0 that was meant.
+    read = {lost for lost in alone if lost.is_zero and (lost.is_written or name in _SUMS)}
+    within = {lost._replace(within="sum" if name in _SUMS else "maximum") for lost in read if name in _HOLDS}
+    return _Value(None, frozenset(within | (held - alone if name in _THROUGH else set())))

@@ -12,6 +12,7 @@ from mixedres._internal import jax_compat
 from mixedres._internal.jaxprs import control_flow
 from mixedres._internal.tree import HALF, is_half
 from mixedres._internal.types import Array, DType, Equation, Function, Jaxpr
+from mixedres.numerics._compare.tables import evenly_spaced
 
 _DEFAULTS = (None, lax.Precision.DEFAULT, (lax.Precision.DEFAULT, lax.Precision.DEFAULT))
 
@@ -57,7 +58,7 @@ def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
 def in_float32(jaxpr: Jaxpr, platform: str) -> Function:
     """Returns the function of a body, evaluated as by `evaluate`."""
     inner, consts = jax_compat.opened(jaxpr)
-    wide = [widened(x) for x in consts]
+    wide = [widened(x) if (table := evenly_spaced(x)) is None else table for x in consts]
 
     def run(*args: Array) -> list[Any]:
         return jax_compat.interpret(

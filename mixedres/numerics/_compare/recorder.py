@@ -14,6 +14,7 @@ from mixedres._internal.tree import at_least_float32, is_half
 from mixedres._internal.types import Array, DType, Equation
 from mixedres.numerics._compare import exact
 from mixedres.numerics._compare.exact import widened
+from mixedres.numerics._compare.tables import evenly_spaced
 from mixedres.numerics._recording.recorder import SAME_ELEMENTS, Recorder
 
 # The statistics of an array: sums of squares over its elements, and numbers of elements.
@@ -102,6 +103,11 @@ class PairRecorder(Recorder):
     def shares(self, eqn: Equation) -> bool:
         """Returns False for the equations that are listed in `unfollowed` by their line."""
         return eqn.primitive.name not in _MEETING
+
+    def constant(self, array: Array) -> Pair:
+        """Returns a constant of the half program beside the numbers that were rounded, where it shows them."""
+        table = evenly_spaced(array)
+        return Pair(array) if table is None else Pair(array, jnp.asarray(table))
 
     def carried(self, array: Array) -> Pair:
         """Returns a pair of two arrays, because those of later iterations may differ."""

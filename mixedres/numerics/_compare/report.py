@@ -108,9 +108,10 @@ class ErrorReport:
         iteration; see `OperationRow.grows`. None if there is none.
       unfollowed: the operations, such as 'swap at a.py:7', through which numbers of the float32 program were not
         followed: mutable arrays, kernels of Pallas, callbacks. The float32 program took the half results.
-      zeros: sentences about constants that became 0 in half while the function was traced, and meet a division or a
-        logarithm. Where the function is traced in float32, they are not 0.
-      infinities: sentences about constants that are infinite in half.
+      zeros: sentences about constants that became 0 in half and meet a division, a root or a logarithm, and about
+        factors and divisors that became 0 or infinite.
+      doubtful: sentences about constants that are told if the results are off: other infinities, numbers near 1 that
+        lost digits, and tables of evenly spaced numbers that lost their differences.
       uncompared: names of the results that have nothing but infinities, NaNs and masks beyond 1e18 in float32 too.
       changed: {name: fraction of the elements that differ} of the results of integers, booleans or keys that do, and
         {name: fraction of the elements that are finite in half alone} of other results.
@@ -132,7 +133,7 @@ class ErrorReport:
     growing: OperationRow | None = None
     unfollowed: tuple[str, ...] = ()
     zeros: tuple[str, ...] = ()
-    infinities: tuple[str, ...] = ()
+    doubtful: tuple[str, ...] = ()
     uncompared: tuple[str, ...] = ()
     changed: dict[str, float] = dataclasses.field(default_factory=dict)
     is_half: bool = False
@@ -211,10 +212,7 @@ class ErrorReport:
 
     @property
     def _is_unknown(self) -> bool:
-        """Returns whether the float32 program may have other constants than the same code in float32.
-
-        The constants of a function that is half already were rounded when it was traced.
-        """
+        """Returns whether constants of a function that is half already may make its results wrong."""
         return self.is_half and (self.nonfinite or bool(self.zeros))
 
     @property
@@ -271,8 +269,8 @@ class ErrorReport:
             )
         if self._is_unknown and self.nonfinite:
             yield (
-                f"The results have infinities or NaNs in both programs, and constants such as 1e-8 become {self.dtype} "
-                "when the function is traced, so the same code in float32 may have none."
+                f"The results have infinities or NaNs in both programs. Constants that were {self.dtype} "
+                "before are the same in both, so the same code in float32 may have none."
             )
         elif self.uncompared:
             names = f" {listed(self.uncompared, 3)}" * any(self.uncompared)
@@ -287,8 +285,8 @@ class ErrorReport:
         if self.nonfinite:
             yield "mixedres.numerics.first_nonfinite finds where they begin."
         yield from self.zeros
-        if self.nonfinite or math.isinf(self.error):
-            yield from self.infinities
+        if self.nonfinite or self.is_off:
+            yield from self.doubtful
 
     @property
     def advice(self) -> tuple[str, ...]:

@@ -21,7 +21,8 @@ from mixedres._internal.cli import console
 from mixedres._internal.tree import HALF, at_least_float32, is_half, is_inexact
 from mixedres._internal.types import Array, DType, Function, Jaxpr, PyTree
 from mixedres.numerics._compare.analysis import Analysis
-from mixedres.numerics._compare.constants import rounded_constants
+from mixedres.numerics._compare.constants import lost_constants, unrounded
+from mixedres.numerics._compare.exact import in_float32, widened
 from mixedres.numerics._compare.recorder import PairRecorder
 from mixedres.numerics._compare.report import ErrorReport, Mend
 from mixedres.numerics._compare.results import Outcome
@@ -109,10 +110,11 @@ def compare(
     Every operation of the half program is evaluated three times: as computed, in float32 on the operands that the half
     program gave it (its own error), and in float32 on the operands of the float32 program (the accumulated error). A
     `while` loop or a `cond` counts as one operation; a scan has errors for each iteration. If the results are off by
-    more than rounding explains, changes that may mend the error are tried, each by one more run. Random keys are the
-    same in both programs, and so are constants: 0.999 that became 1 beside a bfloat16 array, when `fn` was traced, is 1
-    in both. Callbacks run once, on the numbers of the half program; in a `while` loop or a `cond`, for the float32
-    program too. In each run that tries a change they run again.
+    more than rounding explains, changes that may mend the error are tried, each by one more run. Constants are not
+    rounded in the float32 program: 0.999 that becomes 1 beside a bfloat16 array is 0.999 there. Constants that were
+    half before, such as `np.float16(0.1)`, and random keys are the same in both programs. Callbacks run once, on the
+    numbers of the half program; in a `while` loop or a `cond`, for the float32 program too. In each run that tries a
+    change they run again.
 
     Args:
       fn: a function of pytrees of arrays. It may compute in half already, by casts of its own: then both its casts and
@@ -139,19 +141,21 @@ def compare(
     options = {"dtype": dtype, "lists": lists, "level": level, "keep_float32": keep_float32}
     half = _Half(fn, None if dtype is None else options, of, scale)
     _check(half, args, ignored=dtype is None and (lists is not None or level != "default" or bool(keep_float32)))
-    program = Traced.of(half, args, names)
+    program = _traced(half, args, names)
     found = _half_dtype(program.jaxpr) if dtype is None else amp.half_dtype(dtype)
     progress = _Progress(program.jaxpr)
     recorder = PairRecorder(program.platform)
     recorder.on_operation = progress.add
     results, tensors, statistics = recorder.run(program.jaxpr, program.names, program.arrays)
+    plain = program if dtype is None else _traced(dataclasses.replace(half, options=None), args, names)
+    if plain is not program and _half_dtypes(plain.jaxpr) and not plain.jaxpr.effects:
+        results = _beside_float32(plain, results)
     outcomes = [Outcome.of(*pair) for pair in results]
     named = list(zip(program.results, outcomes, strict=True))
     empty = [name for name, outcome in named if not outcome.is_compared]
     measured = [one for one in zip(program.results, tensors, strict=True) if one[0] not in empty]
     analysis = Analysis(statistics, measured, found, [name for name, outcome in named if outcome.overflows])
-    plain = program if dtype is None else Traced.of(dataclasses.replace(half, options=None), args, names)
-    zeros, infinities = rounded_constants(plain.jaxpr)
+    zeros, doubtful = lost_constants(plain.jaxpr, plain.platform)
     report = ErrorReport(
         half.__name__,
         found,
@@ -167,7 +171,7 @@ def compare(
         analysis.growing,
         tuple(recorder.unfollowed),
         tuple(zeros),
-        tuple(infinities),
+        tuple(doubtful),
         tuple(empty),
         {name: outcome.changed for name, outcome in named if outcome.changed},
         bool(_half_dtypes(plain.jaxpr)),
@@ -181,6 +185,22 @@ def compare(
         if name in report.errors
     }
     return dataclasses.replace(report, mends=_mends(report, half, args, counted, progress))
+
+
+def _traced(half: _Half, args: Sequence[PyTree], names: Sequence[str]) -> Traced:
+    """Returns the program of a function, in which the roundings of its constants are operations."""
+    with unrounded():
+        return Traced.of(half, args, names)
+
+
+def _beside_float32(plain: Traced, results: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Returns results of a half program, each beside the result of a function in float32.
+
+    `autocast` takes the constants of a function that is half already as JAX rounds them. Those of `plain` are exact.
+    """
+    exact = in_float32(plain.jaxpr, plain.platform)
+    compiled = jax.jit(exact, compiler_options=jax_compat.options_for_one_run(plain.platform))
+    return [(half, wide) for (half, _), wide in zip(results, compiled(*map(widened, plain.arrays)), strict=True)]
 
 
 def _check(half: _Half, args: Sequence[PyTree], *, ignored: bool) -> None:

@@ -15,6 +15,8 @@ import numpy as np
 
 from mixedres._internal.module_paths import modules
 
+# The path of a constant array of the program.
+CONSTANT = "a constant"
 Path = tuple[int, ...]
 Index = tuple[int, ...]
 
@@ -69,8 +71,8 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Returns the primitive, or 'argument'."""
-        return self.primitive or "argument"
+        """Returns the primitive, 'argument' or 'constant'."""
+        return self.primitive or ("constant" if self.path == CONSTANT else "argument")
 
     def __str__(self) -> str:
         shape = ",".join(map(str, self.shape))

@@ -22,7 +22,18 @@ from mixedres._internal import jax_compat
 from mixedres._internal.jaxprs import control_flow
 from mixedres._internal.tree import represents
 from mixedres._internal.types import Array, Equation, Jaxpr
-from mixedres.numerics._recording.frames import Frame, Index, Links, Path, Place, Statistics, Tensor, link, place
+from mixedres.numerics._recording.frames import (
+    CONSTANT,
+    Frame,
+    Index,
+    Links,
+    Path,
+    Place,
+    Statistics,
+    Tensor,
+    link,
+    place,
+)
 
 # Their results have the elements of their operand, so one measurement is enough.
 SAME_ELEMENTS = {"reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "rev", "neg", "copy", "copy_p"}
@@ -126,6 +137,10 @@ class Recorder:
         """Returns whether equations like this one may share a compiled program."""
         return True
 
+    def constant(self, array: Array) -> Any:
+        """Returns a constant of the program in the form of a value."""
+        return array
+
     def carried(self, array: Array) -> Any:
         """Returns a value in the form in which a scan carries it."""
         return array
@@ -213,7 +228,8 @@ class Recorder:
 
     def _body(self, jaxpr: Jaxpr, tape: Tape, site: Site, args: Sequence[Value]) -> list[Value]:
         inner, consts = jax_compat.opened(jaxpr)
-        constants = [self._argument(tape, x, (*site.path, -2, i), link(), "a constant") for i, x in enumerate(consts)]
+        known = map(self.constant, consts)
+        constants = [self._argument(tape, x, (*site.path, -2, i), link(), CONSTANT) for i, x in enumerate(known)]
 
         def equation(i: int, eqn: Equation, operands: list[Value]) -> Sequence[Value]:
             scope = "/".join(part for part in (site.scope, jax_compat.name_stack(eqn)) if part)
