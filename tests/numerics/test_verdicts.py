@@ -246,6 +246,38 @@ def test_difference_of_infinities_is_no_noise():
     assert not report.is_fine and "Nothing was compared" in report.verdict
 
 
+def normalized(x):
+    centered = x - x.mean(0, keepdims=True)
+    return centered * jax.lax.rsqrt(jnp.square(centered).mean(0, keepdims=True) + 1e-3)
+
+
+def of_attention(p, x):
+    q, k, v = (x.reshape(2, 4, 16) @ w + p["b"] for w in (p["w"], p["w"].T, p["w"]))
+    return jnp.square(jax.nn.softmax(jax.lax.stop_gradient(q) @ k.mT) @ jax.lax.stop_gradient(v)).mean()
+
+
+def of_norm(p, x):
+    return jnp.square(jax.nn.relu(normalized(x @ p["w"] + p["b"])) @ p["w"]).mean()
+
+
+def of_layers(p, x):
+    def layer(h, b):
+        return jnp.tanh(normalized(h @ p["w"] + b)) + h, None
+
+    return jnp.square(jax.lax.scan(layer, x, jnp.stack([p["b"]] * 3))[0] @ p["w"]).mean()
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("loss", [of_attention, of_norm, of_layers])
+def test_bias_without_a_gradient_is_left_out(loss, dtype):
+    p = {"w": W / 4, "b": X[0]}
+    with jax.numpy_rank_promotion("allow"):  # x @ w + b, as it is written
+        gradients = jax.grad(loss)(p, X)
+        report = compare(loss, p, X, of="grad", dtype=dtype)
+    assert abs(gradients["b"]).max() < 1e-5 * abs(gradients["w"]).max()
+    assert report.noise == ("b",) and list(report.errors) == ["w"] and report.is_fine
+
+
 def test_loops_that_part_without_an_error_need_no_mend():
     def fn(x, w, c):
         y = (x @ w)[0, 0]

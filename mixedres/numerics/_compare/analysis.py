@@ -24,6 +24,8 @@ _MUCH = 0.2
 _INFINITE = 1e6
 # Their errors are sums of the errors of the operands; errors of other results are sums of relative errors.
 _ADDITIVE = {"add", "sub", "add_any", "concatenate", "select_n", "reduce_sum", "max", "min", "psum", "cumsum"}
+# Their results are zero but for rounding if all operands are.
+_SUMS = {"add", "sub", "add_any", "concatenate", "scan"}
 # They take other elements where rounding changes a comparison, as the derivatives of relu and of maxima do. The error
 # does not come from a rounding that could be avoided.
 _CHOICES = {"select_n", "select_and_scatter_add", "gather", "scatter-add", "sort"}
@@ -187,13 +189,24 @@ class Analysis:
     def _is_noise(self, place: Place) -> bool:
         """Returns whether a result is zero but for rounding in float32 too, such as the gradient of a key's bias.
 
-        The last sum before the result then cancels all but the last digits of its operands.
+        The last sums before the result then cancel all but the last digits of their operands. Sums of such arrays, as
+        over the iterations of a scan, and sums over axes of size 1 may follow.
         """
-        while self._cancellation(place) < _NOISE:
-            inputs = [found for found in dict.fromkeys(place[0].links(place[1])) if self.accumulated(found)]
-            if len(inputs) != 1 or place[0].primitive in ("reduce_sum", "dot_general"):
+        seen, queue = {place}, [place]
+        while queue:
+            place = queue.pop()
+            if self._cancellation(place) >= _NOISE:
+                continue
+            tensor, index = place
+            inputs = {found for found in tensor.links(index) if self.accumulated(found)}
+            shapes = {math.prod(found.shape) for found, _ in inputs}
+            adds = tensor.primitive == "dot_general" or (
+                tensor.primitive == "reduce_sum" and shapes != {math.prod(tensor.shape)}
+            )
+            if not inputs or adds or (len(inputs) > 1 and tensor.primitive not in _SUMS):
                 return False
-            place = inputs[0]
+            queue += inputs - seen
+            seen |= inputs
         return True
 
     def _cancellation(self, place: Place) -> float:
