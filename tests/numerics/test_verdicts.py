@@ -201,6 +201,21 @@ def test_another_loss_scale_is_the_first_mend(factor, scale):
         assert np.isinf(compare(loss, W, X, of="grad", scale=2.0 ** (exponent + 2)).error)
 
 
+def test_change_that_makes_wrong_gradients_finite_is_no_advice():
+    def loss(w, x):  # a difference of products that are almost equal, in large units
+        return 1e8 * jnp.square((x + 1e-3) @ w - x @ w).mean()
+
+    report = compare(loss, W, X, of="grad")
+    assert np.isinf(report.error) and [mend.removes for mend in report.mends] == [0.0, 0.0]
+    for mend in report.mends:
+        options = {"dtype": "bf16"} if "bfloat16" in mend.change else {"scale": 2.0 ** int(mend.change.split("**")[1])}
+        again = compare(loss, W, X, of="grad", **options)
+        assert again.error == pytest.approx(mend.error, rel=0.3) and again.error > 0.1
+        assert f"{mend.change}: the results are finite, but off by {mend.error:.2g}" in str(report)
+    assert not any("scale=" in line or "bfloat16" in line for line in report.advice)
+    assert "removes" not in str(report) + str(compare(loss, W, X, of="grad", dtype="bf16"))
+
+
 def true_error(fn, *args, dtype="fp16"):
     """Relative l2 error of autocast against float32, in float64."""
     half, exact = (np.asarray(jax.jit(one)(*args), np.float64) for one in (autocast(fn, dtype), fn))

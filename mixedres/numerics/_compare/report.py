@@ -30,7 +30,8 @@ class Mend:
     Attributes:
       change: the change, such as "keep_float32='^/head(/|$)'".
       error: largest relative l2 error of a result after the change.
-      removes: fraction of the error that the change removes.
+      removes: fraction of the error that the change removes; 0.0 if the results were infinite and become finite, but
+        wrong.
     """
 
     change: str
@@ -38,6 +39,8 @@ class Mend:
     removes: float
 
     def __str__(self) -> str:
+        if not self.removes:
+            return f"{self.change}: the results are finite, but off by {self.error:.2g}"
         return f"{self.change}: the results are off by {self.error:.2g} (removes {100 * self.removes:.0f} %)"
 
 
@@ -100,7 +103,8 @@ class ErrorReport:
       hidden: pairs of an operation with infinities that float32 does not have, and of the operation that hides them.
         Operations such as tanh or a maximum, which are right for an infinite operand, do not count.
       mends: changes that help, best first, each with `change`, the `error` after it and the fraction that it `removes`,
-        at least 0.5 %; empty for a healthy program, and where nothing was tried.
+        at least 0.5 %; then changes that only make infinite results finite, which `advice` leaves out. Empty for a
+        healthy program, and where nothing was tried.
       rewritten: whether `autocast` made the half program, and not the function itself.
       nonfinite: whether a result has infinities or NaNs in float32 too; other elements are compared.
       loops: the `while` loops, with their iterations in both programs.
@@ -293,7 +297,7 @@ class ErrorReport:
         """Returns changes that help, with measured effects, then others to try; () unless `is_off`."""
         if not self.is_off:
             return ()
-        lines = [str(mend) for mend in self.mends]
+        lines = [str(mend) for mend in self.mends if mend.removes]
         unnamed = [one for one in self.contributors[:3] if one.share > 0.05 and not (one.row.path and self.rewritten)]
         for one in unnamed:
             row = one.row
@@ -316,6 +320,7 @@ class ErrorReport:
         if self.noise:
             lines.append(f"Left out, as zero but for rounding in float32 too: {listed([*self.noise], 3)}")
         lines += [f"  try {line}" for line in self.advice]
+        lines += [f"  not enough: {mend}" for mend in self.mends if not mend.removes]
         rows = [_HEAD, *(_cells(one) for one in self.contributors[:_SHOWN])]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines += ["", *("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows)]

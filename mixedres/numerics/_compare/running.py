@@ -27,7 +27,7 @@ from mixedres.numerics._compare.recorder import PairRecorder
 from mixedres.numerics._compare.report import ErrorReport, Mend
 from mixedres.numerics._compare.results import Outcome
 from mixedres.numerics._recording.arguments import Traced, is_array
-from mixedres.numerics._rows import format_power
+from mixedres.numerics._rows import MOST_ERROR, format_power
 from mixedres.numerics._scales import largest_finite
 
 # Number of contributors that are tried in float32.
@@ -268,7 +268,7 @@ def _half_dtype(jaxpr: Jaxpr) -> np.dtype[Any]:
 def _mends(
     report: ErrorReport, half: _Half, args: Sequence[PyTree], exact: Mapping[int, Any], progress: _Progress
 ) -> tuple[Mend, ...]:
-    """Returns the changes that remove some of the error, best first.
+    """Returns the changes that remove some of the error, best first, then those that only make the results finite.
 
     Tried are float32 for the largest contributors, bfloat16, and another loss scale.
     """
@@ -289,20 +289,27 @@ def _mends(
         progress.say(f"trying {change}")
         with contextlib.suppress(ValueError):  # the path has no operation that autocast could keep
             errors[change] = _largest_error(_compiled(changed, args)(), exact)
-    mends = [Mend(change, error, _removed(error, report.error)) for change, error in errors.items()]
-    mends.sort(key=lambda mend: mend.error)
     if report.dtype == np.float16 and half.of == "grad":
         progress.say("trying loss scales")
         exponent, error = _best_scale(half, args, exact)
-        mend = Mend(f"scale={format_power(exponent)}", error, _removed(error, report.error))
-        place = 0 if mend.removes > _ALL else sum(one.error < error for one in mends)
-        mends.insert(place, mend)  # the scale is the cause if another scale removes all of the error
-    return tuple(mend for mend in mends if mend.removes > _LITTLE)
+        errors[f"scale={format_power(exponent)}"] = error
+    mends = [Mend(change, error, _removed(error, report)) for change, error in errors.items()]
+    told = [one for one in mends if one.removes > _LITTLE or (math.isinf(report.error) and math.isfinite(one.error))]
+    # If another scale removes all of the error, the scale is the cause.
+    causes = [one for one in told if one.change.startswith("scale=") and one.removes > _ALL]
+    return tuple(sorted(told, key=lambda one: (one not in causes, not one.removes, one.error)))
 
 
-def _removed(error: float, before: float) -> float:
-    """Returns the fraction of an error that a change removes."""
-    return 0.0 if math.isinf(error) or not before else 1.0 if math.isinf(before) else 1 - error / before
+def _removed(error: float, report: ErrorReport) -> float:
+    """Returns the fraction of the error of a report that a change removes; 0.0 where the results remain wrong.
+
+    They do if they are off by 100 %. Infinite results must come below the limit, because no part of them was right.
+    """
+    if error >= 1:
+        return 0.0
+    if math.isinf(report.error):
+        return float(error <= MOST_ERROR[report.of])
+    return 1 - error / report.error if report.error else 0.0
 
 
 def _best_scale(half: _Half, args: Sequence[PyTree], exact: Mapping[int, Any]) -> tuple[int, float]:
