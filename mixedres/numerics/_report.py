@@ -6,15 +6,15 @@ import dataclasses
 import math
 import pathlib
 import re
-from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from mixedres._internal.errors import listed
 from mixedres._internal.files import without_nan
 from mixedres.numerics import _text
 from mixedres.numerics._page import rendering
 from mixedres.numerics._rows import FLUSHING, LEVELS, LOST, MOST_ERROR, TensorRow, format_power
+from mixedres.numerics._scales import LARGEST_SHOWN, Limits, Trial, limits_of
 from mixedres.numerics.counting.histograms import SMALLEST, SMALLEST_NORMAL, TOP
 
 # Recommended loss scales end at 2**24, like the dynamic one (`mixedres.precision`), and include scales below 1.
@@ -24,21 +24,6 @@ BIASES = {"b", "beta", "bias"}
 MANTISSA_BITS = 10
 # Errors of a gradient that differ by less are the same.
 SMALL_ERROR = 1e-3
-
-
-class Limits(NamedTuple):
-    """Range of loss scales in which gradients fit into float16, as exponents; None if all gradients are zero.
-
-    Attributes:
-      min_sufficient_log2_scale: exponent of the smallest scale at which every gradient keeps 99.9 % of its mass.
-      max_safe_log2_scale: exponent of the largest scale at which no gradient overflows; infinities and NaNs of float32
-        are ignored.
-      limited_by: the row of the gradient that overflows next.
-    """
-
-    min_sufficient_log2_scale: int | None
-    max_safe_log2_scale: int | None
-    limited_by: TensorRow | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,26 +58,6 @@ class Comparison:
     median: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """Error of the whole gradient in half precision at a loss scale, as measured by a run.
-
-    Attributes:
-      log2_scale: exponent of the loss scale.
-      error: relative l2 error against the gradient in float32; infinite if the gradient or the loss is not finite.
-      zeros: names of the parameters whose gradient is 0 in half, and not in float32.
-    """
-
-    log2_scale: int
-    error: float
-    zeros: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        found = f"off by {100 * self.error:.2g} %" if math.isfinite(self.error) else "not finite"
-        lost = f", where it is all zero for {listed(self.zeros, 2)}" if self.zeros else ""
-        return f"{found} at {format_power(self.log2_scale)}{lost}"
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
     """Result of `examine`. Loss scales are powers of two; `log2_...` attributes are their exponents.
@@ -125,12 +90,12 @@ class Report:
     @cached_property
     def limits(self) -> Limits:
         """Returns (min_sufficient_log2_scale, max_safe_log2_scale, limited_by) of all gradients; see `Limits`."""
-        return _limits(self.scaled)
+        return limits_of(self.scaled, self.trials, is_tried=not self.keep_float32)
 
     @cached_property
     def half_limits(self) -> Limits:
         """Returns `limits` of the gradients that become float16: those outside the layers of `keep_float32`."""
-        return _limits([row for row in self.scaled if row.layer not in self.keep_float32])
+        return limits_of([row for row in self.scaled if row.layer not in self.keep_float32], self.trials)
 
     @cached_property
     def recommended_log2_scale(self) -> int:
@@ -358,7 +323,7 @@ class Report:
     @property
     def _slider(self) -> range:
         """Returns the exponents of the loss scales that the page can show, with the scale in use."""
-        return range(min(-24, self.log2_scale), max(40, self.log2_scale) + 1)
+        return range(min(-24, self.log2_scale), max(LARGEST_SHOWN, self.log2_scale) + 1)
 
     def _row_to_json(self, row: TensorRow) -> dict[str, Any]:
         """Returns a row with its effects at every scale of the slider; one effect if the scale does not move the row.
@@ -383,15 +348,6 @@ class Report:
 
     def __str__(self) -> str:
         return self.to_text()
-
-
-def _limits(rows: Sequence[TensorRow]) -> Limits:
-    alive = [row for row in rows if row.exponents.top is not None]
-    if not alive:
-        return Limits(None, None, None)
-    first = max(alive, key=lambda row: row.exponents.top or 0)
-    enough = max(log2_scale for row in alive if (log2_scale := row.min_sufficient_log2_scale) is not None)
-    return Limits(enough, first.exponents.max_safe_log2_scale(), first)
 
 
 def _enumerated(names: tuple[str, ...]) -> str:

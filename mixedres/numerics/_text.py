@@ -51,8 +51,8 @@ def _facts(report: Any) -> list[str]:
         "recommended" if fits else "float16 at best": _scale(report.recommended_log2_scale),
     }
     enough, largest, first = report.half_limits
-    if first is not None:
-        facts["largest safe"] = f"{_scale(largest)}, for the {first}"
+    if enough is not None:
+        facts["largest safe"] = _scale(largest) + (f", for the {first}" if first is not None else "")
         facts["enough"] = _scale(enough)
     kept = ", ".join(report.keep_float32) + " (*)" if report.keep_float32 else "nothing"
     facts["keep in float32" if fits else "do not fit"] = kept

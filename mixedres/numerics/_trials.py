@@ -1,5 +1,6 @@
 """Gradients in half precision, run at loss scales before the scales are recommended."""
 
+import dataclasses
 import functools
 import math
 import warnings
@@ -13,8 +14,8 @@ import numpy as np
 from mixedres import amp
 from mixedres._internal import jax_compat
 from mixedres._internal.types import Array, Batch, Function
-from mixedres.numerics._report import Report, Trial
-from mixedres.numerics._scales import largest_finite
+from mixedres.numerics._report import Report
+from mixedres.numerics._scales import BEYOND, LARGEST_SHOWN, Trial, largest_finite
 
 
 def tried(
@@ -79,8 +80,9 @@ def tried(
         lost = tuple(name for name, is_zero in zip(exact, zeros, strict=True) if is_zero)
         return Trial(exponent, found if math.isfinite(found) else math.inf, lost)
 
-    largest = largest_finite(lambda exponent: trial(exponent).error)
+    largest = largest_finite(lambda exponent: trial(exponent).error, LARGEST_SHOWN + 1)
     used = [report.log2_scale] if report.log2_scale else []
-    scales = sorted({largest - 1, report.recommended_log2_scale, *used})
+    scales = sorted({min(largest, BEYOND - 1) - 1, report.recommended_log2_scale, *used})
     with jax.debug_nans(False), jax.debug_infs(False):
-        return tuple(map(trial, scales)), ""
+        limit = largest if math.isfinite(trial(largest).error) else None
+        return tuple(dataclasses.replace(trial(exponent), largest=limit) for exponent in scales), ""

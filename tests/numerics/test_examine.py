@@ -202,6 +202,11 @@ def test_scale_with_an_overflow_inside_is_not_recommended():
     check_trials(report, loss, params, batch)
     assert report.counted_log2_scale == counted.recommended_log2_scale
     assert error_of_half(loss, params, batch, report.recommended_log2_scale) < 1e-3
+    largest = report.limits.max_safe_log2_scale
+    assert largest + 4 < counted.limits.max_safe_log2_scale == counted.to_json()["max_safe_log2_scale"]
+    assert largest == report.to_json()["max_safe_log2_scale"] and f"largest safe:    2**{largest}" in report.to_text()
+    finite = [np.isfinite(error_of_half(loss, params, batch, log2_scale)) for log2_scale in (largest, largest + 1)]
+    assert finite == [True, False] and report.limits.limited_by is None is not counted.limits.limited_by
     has_aux = examine(lambda *args: (loss(*args), args), params, *batch, has_aux=True)
     assert has_aux.trials == report.trials
 
@@ -234,6 +239,7 @@ def test_value_that_overflows_without_a_tap_is_no_advice_for_float16():
 
     report = examine(loss, w, x)
     assert report.trials and all(math.isinf(trial.error) for trial in report.trials)
+    assert report.limits.max_safe_log2_scale is None and "largest safe:    none\n" in report.to_text()
     assert report.advice.startswith("Not float16 as it is: the gradient or the loss is not finite at any loss scale")
     assert examine(loss, w, np.full_like(x, np.nan)).trials == ()
 
