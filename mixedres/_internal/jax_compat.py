@@ -238,11 +238,10 @@ def kept_casts(is_kept: Callable[[Any, Any], bool]) -> Iterator[None]:
 
     JAX computes them while it traces. Casts by NumPy, as in `jnp.asarray(1e-8, jnp.float16)`, are not seen.
     """
-    cast, convert = jax_lax.convert_element_type_p, jax_lax._convert_element_type
-    fold = const_fold_rules[cast]
+    convert, fold = jax_lax._convert_element_type, const_fold_rules[cast := jax_lax.convert_element_type_p]
 
-    def kept_fold(constants: Any, params: Any, avals: Any) -> Any:
-        return None if is_kept(constants[0], params["new_dtype"]) else fold(constants, params, avals)
+    def kept_fold(numbers: Any, params: Any, avals: Any) -> Any:
+        return None if is_kept(numbers[0], params["new_dtype"]) else fold(numbers, params, avals)
 
     def kept_convert(x: Any, new_dtype: Any = None, weak_type: Any = False, *args: Any, **options: Any) -> Any:
         if not is_kept(x, new_dtype):
@@ -258,24 +257,26 @@ def kept_casts(is_kept: Callable[[Any, Any], bool]) -> Iterator[None]:
 
 
 def source_line(eqn: Equation) -> str:
-    """Returns 'file:line (function)' of the code that wrote `eqn`: the innermost frame outside installed packages.
+    """Returns the first of `source_lines`; '' if JAX knows none."""
+    return next(source_lines(eqn), "")
 
-    If there is no such frame, the innermost frame outside JAX counts. The result is '' if JAX knows none. In a notebook
-    the file is the cell, such as 'Cell In[3]'.
+
+def source_lines(eqn: Equation) -> Iterator[str]:
+    """Yields 'file:line (function)' of the code that wrote `eqn`, outside installed packages, and of its callers.
+
+    If all is in such packages, frames outside JAX count. In a notebook the file is the cell, such as 'Cell In[3]'.
     """
-    traceback = eqn.source_info.traceback
-    found = None if traceback is None else author(traceback)
-    frame = None if found is None else source_info_util.raw_frame_to_frame(*found)
-    return f"{_cell(frame.file_name) or frame.file_name}:{frame.start_line} ({frame.function_name})" if frame else ""
+    for found in authors(eqn.source_info.traceback):
+        frame = source_info_util.raw_frame_to_frame(*found)
+        yield f"{_cell(frame.file_name) or frame.file_name}:{frame.start_line} ({frame.function_name})"
 
 
 @functools.lru_cache(4096)  # the layers of a network are written in one line
-def author(traceback: Any) -> Any:
-    """Returns the code that wrote an operation, and the offset of its last instruction, or None; see `source_line`."""
-    frames = list(zip(*traceback.raw_frames(), strict=True))
+def authors(traceback: Any) -> list[Any]:
+    """Returns (code, offset of the instruction) of the frames of `source_lines`, innermost first."""
+    frames = list(zip(*traceback.raw_frames(), strict=True)) if traceback is not None else []
     outside_jax = [frame for frame in frames if not frame[0].co_filename.startswith(_NOBODY)]
-    own = [frame for frame in outside_jax if not any(part in frame[0].co_filename for part in _INSTALLED)]
-    return next(iter(own or outside_jax), None)
+    return [frame for frame in outside_jax if not any(x in frame[0].co_filename for x in _INSTALLED)] or outside_jax
 
 
 def _cell(file_name: str) -> str:

@@ -86,6 +86,57 @@ def test_advice_on_a_selection_is_about_what_it_compares():
     assert re.fullmatch(r"select_n at .*: roundings change what it selects; compute what it compares .*", advice)
 
 
+def half(x):
+    return x.astype(F16)
+
+
+def test_casts_of_a_helper_have_the_line_of_their_caller():
+    def fn(x, w):
+        a = half(x + 100).astype(x.dtype) - 100
+        return a + half(w).astype(x.dtype)
+
+    report = compare(fn, normal(0, (8, 8)), normal(1, (8, 8)), dtype=None)
+    first, second = (fn.__code__.co_firstlineno + i for i in (1, 2))
+    worst, other = report.contributors
+    assert worst.row.source.endswith(f"test_compare.py:{first} ({fn.__qualname__})") and worst.share > 0.99
+    assert other.row.source.endswith(f"test_compare.py:{second} ({fn.__qualname__})")
+
+
+def nearest(codes, x):
+    d = half(jnp.square(codes).sum(-1))[None] - half(2 * x @ codes.T)
+    return codes[jnp.argmin(d, -1)]
+
+
+def slots(codes, x):
+    slot = jnp.cumsum(half(jnp.ones_like(x)), 0, dtype=F16)[:, 0]
+    return jnp.zeros((len(x), 1)).at[slot.astype(jnp.int32) - 1].set(x[:, :1])
+
+
+def window(codes, x):
+    start = half(x[:, 0]).sum()
+    return jax.lax.dynamic_slice(jnp.sin(jnp.arange(3e4)), (start.astype(jnp.int32),), (1,))
+
+
+@pytest.mark.parametrize(("fn", "primitive"), [(nearest, "sub"), (slots, "cumsum"), (window, "reduce_sum")])
+def test_operation_before_integers_that_choose_is_named(fn, primitive):
+    """The gather, the scatter and the slice round nothing."""
+    codes, x = normal(0, (32, 8)) * 0.2 + 6, normal(1, (3000, 8)) * 0.2 + 6
+    report = compare(fn, codes, x, dtype=None)
+    worst = report.contributors[0]
+    assert not report.is_fine and worst.share > 0.9 and worst.selected > 0.9 and worst.row.primitive == primitive
+    assert f":{fn.__code__.co_firstlineno + 1} ({fn.__name__})" in worst.row.source
+    assert report.advice[0].endswith("roundings change what its numbers select; compute them in float32")
+
+
+@pytest.mark.parametrize("fn", [jnp.round, jnp.floor, jnp.ceil, jnp.sign])
+def test_rounding_to_a_grid_is_a_selection(fn):
+    x = normal(0, (64, 64))
+    report = compare(lambda x: fn(half(x * 50).astype(x.dtype)), x, dtype=None)
+    off = np.asarray(fn(half(x * 50)), np.float64) - np.asarray(fn(x * 50), np.float64)
+    assert report.error == pytest.approx(np.linalg.norm(off) / np.linalg.norm(fn(x * 50)), rel=1e-3)
+    assert report.is_fine and (not report.error or report.contributors[0].selected > 0.9)
+
+
 def test_divisor_from_outside_that_becomes_half_is_named():
     def fn(h, n):
         with jax.named_scope("mean"):

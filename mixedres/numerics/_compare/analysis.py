@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,8 @@ _ADDITIVE = {"add", "sub", "add_any", "concatenate", "select_n", "reduce_sum", "
 _SUMS = {"add", "sub", "add_any", "concatenate", "scan"}
 # They take other elements where rounding changes a comparison, as the derivatives of relu and of maxima do. The error
 # does not come from a rounding that could be avoided.
-_CHOICES = {"select_n", "select_and_scatter_add", "gather", "scatter-add", "sort"}
+CHOICES = {"select_n", "select_and_scatter_add", "gather", "scatter", "scatter-add", "sort", "dynamic_slice"}
+CHOICES |= {"dynamic_update_slice", "round", "floor", "ceil", "sign"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +49,9 @@ class OperationRow(Operation):
       zeros: number of elements that the operation rounded to zero.
       cancellation: norm of the largest operand over the norm of the result, for sums and differences, at least 1;
         infinite for a result of 0. In a scan, of `iteration`. 1 for other operations.
-      share: estimated fraction of the results' error that begins in the operation.
+      share: estimated fraction of the results' error that begins in the operation, `selected` included.
+      selected: part of `share` that begins where roundings change what is selected: by the operation itself, if it
+        rounds nothing, or by integers that were computed from its result, such as the indices of a gather.
       cast_of: for a cast, the primitive at the same line whose operand or result is cast; else ''.
       casts_result: whether the cast is of a result of `cast_of`, not of an operand.
       iteration: the iterations of the surrounding scans in which `accumulated` is largest, outermost first.
@@ -60,6 +64,7 @@ class OperationRow(Operation):
     zeros: int
     cancellation: float
     share: float
+    selected: float = 0.0
     cast_of: str = ""
     casts_result: bool = False
     iteration: Index = ()
@@ -116,6 +121,18 @@ class Loop:
         return f"the while loop at {where}: {self.half:,} iterations in half, {self.exact:,} in float32"
 
 
+class _Mass(NamedTuple):
+    """Fractions of the results' error: that passes through an array, that begins there, and of it what it selected."""
+
+    through: float = 0.0
+    begins: float = 0.0
+    selected: float = 0.0
+
+    def plus(self, through: float, begins: float, selected: float = 0.0) -> _Mass:
+        """Returns the sums of the fractions."""
+        return _Mass(self.through + through, self.begins + begins, self.selected + selected)
+
+
 class Analysis:
     """The errors of all arrays, and how they lead to the errors of the results.
 
@@ -139,6 +156,7 @@ class Analysis:
     ) -> None:
         """Takes the statistics of a `PairRecorder`, named results, the half dtype, and the results that overflow."""
         self._statistics, self._eps = statistics, float(recorder.rounding(dtype))
+        _name_callers(statistics.tensors)
         tensors = [tensor for tensor in statistics.tensors if tensor.primitive not in recorder.ITERATIONS]
         self.loops = _loops(statistics)
         self._places = sorted(places(tensors), key=lambda place: place[0].order(place[1]))
@@ -218,32 +236,38 @@ class Analysis:
             return max(1.0, max(norms, default=0.0) / norm) if norm else math.inf
         return 1.0
 
-    def _flow(self, results: list[Place]) -> dict[Place, tuple[float, float]]:
+    def _flow(self, results: list[Place]) -> dict[Place, _Mass]:
         """Returns the fractions of the results' error that pass through, and that begin in, every array.
 
-        The error of an array is split among the operation and its operands by the squares of their errors.
+        The error of an array is split among the operation and its operands by the squares of their errors. What begins
+        at a selection by integers begins at the arrays from which the integers were computed.
         """
-        found = {place: min(self.accumulated(place), _INFINITE) ** 2 for place in results}
-        total = sum(found.values())
+        errors = {place: min(self.accumulated(place), _INFINITE) ** 2 for place in results}
+        whole = sum(errors.values())
         through: dict[Place, float] = defaultdict(float)
-        begin: dict[Place, tuple[float, float]] = {}
-        for place, error in found.items():
-            through[place] += error / total if total else 0.0
+        mass: dict[Place, _Mass] = defaultdict(_Mass)
+        for place, error in errors.items():
+            through[place] += error / whole if whole else 0.0
         for place in reversed(self._places):
-            if not (mass := through.get(place, 0.0)):
+            if not (passing := through.get(place, 0.0)):
                 continue
             inputs = [x for x in dict.fromkeys(place[0].links(place[1])) if x in self._numbers]
             additive = place[0].primitive in _ADDITIVE
             weights = [self._weight(found, recorder.ERROR, additive, place) for found in inputs]
-            own = self._weight(place, recorder.OWN, additive, place)
-            if place[0].primitive in _CHOICES:  # what the operands do not explain are elements that were chosen anew
-                own = max(own, self._weight(place, recorder.ERROR, additive, place) - sum(weights))
-            if not (total := own + sum(weights)):
-                own = total = 1.0
-            begin[place] = mass, mass * own / total
-            for found_input, weight in zip(inputs, weights, strict=True):
-                through[found_input] += mass * weight / total
-        return begin
+            own, chosen = self._weight(place, recorder.OWN, additive, place), 0.0
+            choosers = [found for found in place[0].choosers(place[1]) if self.accumulated(found)]
+            if place[0].primitive in CHOICES or choosers:  # what rounding and operands do not explain
+                chosen = max(0.0, self._weight(place, recorder.ERROR, additive, place) - sum(weights) - own)
+            if not (total := own + chosen + sum(weights)):
+                chosen = total = 1.0
+            mass[place] = mass[place].plus(passing, passing * (own if choosers else own + chosen) / total)
+            squares = [min(self.accumulated(chooser), _INFINITE) ** 2 for chooser in choosers]
+            for chooser, square in zip(choosers, squares, strict=True):
+                part = passing * chosen / total * square / sum(squares)
+                mass[chooser] = mass[chooser].plus(0.0, part, part)
+            for found, weight in zip(inputs, weights, strict=True):
+                through[found] += passing * weight / total
+        return mass
 
     def _weight(self, place: Place, which: int, additive: bool, reader: Place) -> float:
         if not additive:
@@ -254,9 +278,10 @@ class Analysis:
         return float(min(error * repeated, _INFINITE**2 * scale)) if math.isfinite(error) else _INFINITE**2 * scale
 
     def _jumps(self, place: Place) -> bool:
-        if self._mass.get(place, (0.0, 0.0))[0] < 0.05 or not place[0].primitive:
+        if self._mass[place].through < 0.05 or not place[0].primitive:
             return False
-        if place[0].primitive in _CHOICES and not self._is_infinite(place):
+        is_choice = place[0].primitive in CHOICES or bool(place[0].choosers(place[1]))
+        if is_choice and not self._is_infinite(place):
             return False
         before = [self.accumulated(found) for found in dict.fromkeys(place[0].links(place[1]))]
         return self.accumulated(place) > JUMP * max(self._eps, *before, 0.0)
@@ -265,14 +290,16 @@ class Analysis:
         worst = max(found, key=lambda place: (self.accumulated(place), self.own(place)))
         about = vars(tensor.operation) | ({"direction": "backward"} if tensor in self._factors else {})
         cast_of, casts_result = self._cast_of(tensor, worst[1])
+        own, share = max(map(self.own, found)), sum(self._mass[place].begins for place in found)
         return OperationRow(
             **about,
-            own=max(self.own(place) for place in found),
+            own=own,
             accumulated=self.accumulated(worst),
             infinite=int(sum(self._numbers[place][recorder.INFINITE] for place in found)),
             zeros=int(sum(self._numbers[place][recorder.ZEROS] for place in found)),
             cancellation=self._cancellation(worst),
-            share=sum(self._mass.get(place, (0.0, 0.0))[1] for place in found),
+            share=share,
+            selected=sum(self._mass[place].selected for place in found) if own or not tensor.primitive else share,
             cast_of=cast_of,
             casts_result=casts_result,
             iteration=worst[1],
@@ -288,6 +315,20 @@ class Analysis:
             if one is not None and (one.source, one.scope) == (tensor.source, tensor.scope):
                 return one.primitive, is_result
         return "", False
+
+
+def _name_callers(tensors: Sequence[Tensor]) -> None:
+    """Gives casts in a function that only casts, such as a helper, the line of the caller that does more."""
+    casting = {"", "convert_element_type", "add_any"}  # cotangents of a cast are added at its line
+    computing = {_function(tensor.source) for tensor in tensors if tensor.primitive not in casting}
+    for tensor in tensors:
+        if _function(tensor.source) not in computing:
+            tensor.source = next((x for x in tensor.callers if _function(x) in computing), tensor.source)
+
+
+def _function(source: str) -> str:
+    """Returns a 'file:line (function)' without the line."""
+    return re.sub(r":\d+ ", " ", source)
 
 
 def _loops(statistics: Statistics) -> tuple[Loop, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from mixedres._internal.errors import listed
 from mixedres._internal.pages import table
-from mixedres.numerics._compare.analysis import JUMP, Loop, OperationRow
+from mixedres.numerics._compare.analysis import CHOICES, JUMP, Loop, OperationRow
 from mixedres.numerics._compare.recorder import rounding
 from mixedres.numerics._rows import MOST_ERROR
 
@@ -78,7 +78,7 @@ class Contributor:
             math.inf if own > 1e100 else own,
             shown.accumulated,
             sum(row.share for row in rows),
-            _selected(rows),
+            sum(row.selected for row in rows),
             max(row.infinite for row in rows),
             max(row.zeros for row in rows),
         )
@@ -175,7 +175,11 @@ class ErrorReport:
         A selection rounds nothing. It takes other elements where roundings changed a comparison. The square of `error`
         is the sum of the squares of this part and of the rest.
         """
-        return self.error * math.sqrt(min(_selected(self.rows), 1.0)) if math.isfinite(self.error) else 0.0
+        return (
+            self.error * math.sqrt(min(sum(row.selected for row in self.rows), 1.0))
+            if math.isfinite(self.error)
+            else 0.0
+        )
 
     @property
     def is_explained(self) -> bool:
@@ -307,6 +311,8 @@ class ErrorReport:
             keep = scope if self.rewritten else "compute it in float32"
             if one.selected > one.share / 2:
                 keep = "roundings change what it selects; compute what it compares in float32"
+                if row.primitive not in CHOICES:
+                    keep = "roundings change what its numbers select; compute them in float32"
             place = f"{row.name}{_backward(row)}{f' at {_short(row.source)}' if row.source else ''}"
             lines.append(f"{place}: {keep}{high}")
         return tuple(dict.fromkeys(lines))
@@ -373,11 +379,6 @@ def _row_cells(row: OperationRow) -> Iterable[str]:
     about = (f"{row.name}{_backward(row)}", row.path, _short(row.source))
     numbers = (_number(row.own), _number(row.accumulated), _count(row.infinite), _count(row.zeros))
     return (f"{100 * row.share:.1f} %", *about, *numbers, cancels, row.dtype.name, shape)
-
-
-def _selected(rows: Iterable[OperationRow]) -> float:
-    """Returns the share of the operations that round nothing, but take other elements in half."""
-    return sum(row.share for row in rows if row.primitive and not row.own)
 
 
 def _backward(row: OperationRow) -> str:

@@ -97,6 +97,9 @@ class Tensor:
       source: 'file:line (function)' of the code of the equation; '' if unknown to JAX.
       dtype, shape: dtype and shape on one device.
       links: function of an index to the arrays from which this array was computed.
+      choosers: function of an index to the floating-point arrays from which integer operands were computed, such as the
+        indices of a gather.
+      callers: for a cast, the lines that called the function of `source`, innermost first.
     """
 
     frame: Frame
@@ -109,6 +112,8 @@ class Tensor:
     shape: tuple[int, ...]
     links: Links
     name: str = ""
+    choosers: Links = lambda index: []
+    callers: tuple[str, ...] = ()
 
     @property
     def operation(self) -> Operation:

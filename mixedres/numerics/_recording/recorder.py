@@ -9,6 +9,7 @@ are single operations; of a `lax.platform_dependent` the branch of the platform 
 
 import dataclasses
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -46,11 +47,13 @@ KEPT = 4096
 class Value(NamedTuple):
     """An array, or what a subclass of `Recorder` has for one, and the measured tensor with its elements.
 
-    The tensor of integers and constants is None.
+    The tensor of integers and constants is None. Integers and booleans have the measured tensors from which they were
+    computed, in `choosers`.
     """
 
     array: Any
     tensor: Tensor | None = None
+    choosers: tuple[Tensor, ...] = ()
 
 
 @dataclasses.dataclass
@@ -72,11 +75,12 @@ def is_widening(eqn: Equation) -> bool:
 
 
 class Site(NamedTuple):
-    """The place of an equation: indices that lead to it, surrounding named scopes, and its source line."""
+    """The place of an equation: indices that lead to it, named scopes, its line, and the lines of a cast's callers."""
 
     path: Path = ()
     scope: str = ""
     source: str = ""
+    callers: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,7 +238,11 @@ class Recorder:
         def equation(i: int, eqn: Equation, operands: list[Value]) -> Sequence[Value]:
             scope = "/".join(part for part in (site.scope, jax_compat.name_stack(eqn)) if part)
             # Operations in JAX itself, such as the inside of jnp.where, have the line of the call.
-            here = Site((*site.path, i), scope, jax_compat.source_line(eqn) or site.source)
+            is_cast = eqn.primitive.name == "convert_element_type"
+            source, *callers = [*itertools.islice(jax_compat.source_lines(eqn), None if is_cast else 1)] or [
+                site.source
+            ]
+            here = Site((*site.path, i), scope, source, tuple(callers))
             return self._equation(tape, eqn, here, operands)
 
         return jax_compat.interpret(inner, constants, args, equation, lambda atom: Value(atom.val), frees=True)
@@ -250,15 +258,20 @@ class Recorder:
         arrays = [arg.array for arg in args]
         results = self._alone(eqn, arrays) if self._is_alone(tape) else self.operation(eqn, arrays)
         if name in self.unmeasured or is_widening(eqn):
-            tensors = [arg.tensor for arg in args] if len(args) >= len(results) else [args[0].tensor] * len(results)
-            return [Value(self.kept(x), tensor) for x, tensor in zip(results, tensors, strict=False)]
+            same = args if len(args) >= len(results) else [args[0]] * len(results)
+            return [arg._replace(array=self.kept(x)) for x, arg in zip(results, same, strict=False)]
         links, count = link(*(arg.tensor for arg in args)), len(eqn.outvars)
         for extra, array in zip(self.extras, results[count:], strict=False):
             self._measured(tape, array, link(), primitive=extra, **site._asdict())
-        return [self._result(tape, eqn, result, site, links) for result in results[:count]]
+        choosers = tuple(dict.fromkeys(x for arg in args for x in ([arg.tensor] if arg.tensor else arg.choosers)))
+        # A selection by a comparison is named by itself.
+        indices = args[1:] if name == "select_n" else args
+        chosen = link(*(x for arg in indices if arg.tensor is None for x in arg.choosers))
+        found = [self._result(tape, eqn, result, site, links, choosers=chosen) for result in results[:count]]
+        return [x if x.tensor is not None else x._replace(choosers=choosers) for x in found]
 
-    def _result(self, tape: Tape, eqn: Equation, array: Array, site: Site, links: Links) -> Value:
-        return self._measured(tape, array, links, primitive=eqn.primitive.name, **site._asdict())
+    def _result(self, tape: Tape, eqn: Equation, array: Array, site: Site, links: Links, **about: Any) -> Value:
+        return self._measured(tape, array, links, primitive=eqn.primitive.name, **site._asdict(), **about)
 
     def _shard_map(self, tape: Tape, eqn: Equation, site: Site, args: list[Value]) -> Sequence[Value]:
         params, path = eqn.params, site.path
