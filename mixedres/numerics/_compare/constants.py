@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,8 @@ _THROUGH = _COPIES | {"sqrt", "mul", "div", "square", "abs", "integer_pow", "red
 _THROUGH |= {"select_n", "reduce_max", "reduce_min", "gather", "dynamic_slice", "split", "pad"} | _SUMS
 # A number near 1 lost digits if its distance from 1 changes by more than this fraction.
 _DIGITS = 0.01
+# `unrounded` changes how JAX traces, in one thread at a time.
+_ALONE = threading.RLock()
 
 
 class _Lost(NamedTuple):
@@ -76,12 +79,26 @@ def unrounded() -> Iterator[None]:
         with np.errstate(all="ignore"):
             return not np.array_equal(exact.astype(dtype).astype(exact.dtype), exact, equal_nan=exact.dtype.kind == "f")
 
-    with jax_compat.kept_casts(is_rounded):
+    with _ALONE, jax_compat.kept_casts(is_rounded):
         yield
 
 
-def lost_constants(jaxpr: Jaxpr, platform: str) -> tuple[list[str], list[str]]:
-    """Returns a sentence for each lost constant that makes a program wrong, and for each that may do so.
+class Constants(NamedTuple):
+    """What half precision does to the constants of a program.
+
+    Attributes:
+      wrong: a sentence for each constant that makes the program wrong.
+      doubtful: a sentence for each that may do so.
+      is_rounded: whether a constant that is known was rounded.
+    """
+
+    wrong: tuple[str, ...]
+    doubtful: tuple[str, ...]
+    is_rounded: bool
+
+
+def lost_constants(jaxpr: Jaxpr, platform: str) -> Constants:
+    """Returns what half precision does to the constants of a program.
 
     Wrong are a factor and a divisor that became 0 or infinite, and a sum or maximum with a constant that became 0 and
     that meets a division, a root or a logarithm. Other infinities, numbers near 1 such as a decay of 0.9995, and tables
@@ -93,10 +110,12 @@ def lost_constants(jaxpr: Jaxpr, platform: str) -> tuple[list[str], list[str]]:
     """
     wrong: dict[str, None] = {}
     doubtful: dict[str, None] = {}
+    tables: dict[str, None] = {}
+    rounded: list[Equation] = []
 
     def run(body: Jaxpr, args: Sequence[_Value]) -> list[_Value]:
         inner, consts = jax_compat.opened(body)
-        doubtful.update(dict.fromkeys(_of_tables(inner, consts)))
+        tables.update(dict.fromkeys(_of_tables(inner, consts)))
         known = [_of_constant(const) for const in consts] or [_Value()] * len(inner.constvars)
         return jax_compat.interpret(inner, known, args, equation, lambda atom: _of_constant(atom.val), binds=False)
 
@@ -108,11 +127,15 @@ def lost_constants(jaxpr: Jaxpr, platform: str) -> tuple[list[str], list[str]]:
         operands = [_named(eqn, *pair) for pair in zip(eqn.invars, operands, strict=True)]
         wrong.update(dict.fromkeys(_wrong(eqn, operands)))
         doubtful.update(dict.fromkeys(_doubtful(eqn, operands)))
+        if (number := _cast_number(eqn, operands)) is not None and number != _rounded(
+            number, eqn.outvars[0].aval.dtype
+        ):
+            rounded.append(eqn)
         return [_result(eqn, operands)] * len(eqn.outvars)
 
     inner, _ = jax_compat.opened(jaxpr)
     run(jaxpr, [_Value()] * len(inner.invars))
-    return list(wrong), list(doubtful)
+    return Constants((*wrong,), (*doubtful, *tables), bool(rounded or tables))
 
 
 def _of_bodies(eqn: Equation, found: Sequence[control_flow.Body], operands: list[_Value], run: Any) -> list[_Value]:
@@ -188,11 +211,17 @@ def _doubtful(eqn: Equation, operands: Sequence[_Value]) -> Iterator[str]:
     """Yields sentences about operands that are infinite, and about the cast of a number near 1 that changes it."""
     if eqn.primitive.name in _SUMS | {"select_n"}:
         yield from (f"{lost.place}." for value in operands for lost in value.lost if not lost.is_zero)
-    number, aval = operands[0].number if operands else None, eqn.outvars[0].aval
-    if eqn.primitive.name == "convert_element_type" and number is not None and number != 1 and is_half(aval):
-        rounded = _rounded(number, aval.dtype)
-        if 0.5 < number < 2 and abs(rounded - number) > _DIGITS * abs(1 - number):
-            yield f"{_place(eqn)} of {number:.7g} is {rounded:.7g} in {aval.dtype}."
+    number, dtype = _cast_number(eqn, operands), eqn.outvars[0].aval.dtype
+    if number is not None and 0.5 < number < 2:
+        rounded = _rounded(number, dtype)
+        if abs(rounded - number) > _DIGITS * abs(1 - number):
+            yield f"{_place(eqn)} of {number:.7g} is {rounded:.7g} in {dtype}."
+
+
+def _cast_number(eqn: Equation, operands: Sequence[_Value]) -> float | None:
+    """Returns the number that an equation casts to half, if it casts a constant."""
+    casts = eqn.primitive.name == "convert_element_type" and is_half(eqn.outvars[0].aval)
+    return operands[0].number if casts and not operands[0].lost else None
 
 
 def _wrong(eqn: Equation, operands: Sequence[_Value]) -> Iterator[str]:
@@ -213,10 +242,10 @@ def _wrong(eqn: Equation, operands: Sequence[_Value]) -> Iterator[str]:
 def _result(eqn: Equation, operands: Sequence[_Value]) -> _Value:
     """Returns what is known of the results of an equation."""
     name, aval = eqn.primitive.name, eqn.outvars[0].aval
-    number = operands[0].number if name in _COPIES and len(operands) == 1 else None
-    if number is not None and name == "convert_element_type" and is_half(aval) and not operands[0].lost:
+    if (number := _cast_number(eqn, operands)) is not None:
         rounded = _rounded(number, aval.dtype)
         return _lost(eqn, rounded, aval.dtype, number) if _is_lost(rounded) and rounded != number else _Value(rounded)
+    number = operands[0].number if name in _COPIES and len(operands) == 1 else None
     held = {lost for value in operands for lost in value.lost}
     alone = {lost for lost in held if lost.within == "constant"}
     if name in _COPIES:

@@ -103,8 +103,8 @@ class ErrorReport:
       hidden: pairs of an operation with infinities that float32 does not have, and of the operation that hides them.
         Operations such as tanh or a maximum, which are right for an infinite operand, do not count.
       mends: changes that help, best first, each with `change`, the `error` after it and the fraction that it `removes`,
-        at least 0.5 %; then changes that only make infinite results finite, which `advice` leaves out. Empty for a
-        healthy program, and where nothing was tried.
+        at least 0.5 %; then changes that only make infinite results finite. `advice` has those after which the results
+        are below the limit. Empty for a healthy program, and where nothing was tried.
       rewritten: whether `autocast` made the half program, and not the function itself.
       nonfinite: whether a result has infinities or NaNs in float32 too; other elements are compared.
       loops: the `while` loops, with their iterations in both programs.
@@ -175,11 +175,8 @@ class ErrorReport:
         A selection rounds nothing. It takes other elements where roundings changed a comparison. The square of `error`
         is the sum of the squares of this part and of the rest.
         """
-        return (
-            self.error * math.sqrt(min(sum(row.selected for row in self.rows), 1.0))
-            if math.isfinite(self.error)
-            else 0.0
-        )
+        selected = min(sum(row.selected for row in self.rows), 1.0)
+        return self.error * math.sqrt(selected) if math.isfinite(self.error) else 0.0
 
     @property
     def is_explained(self) -> bool:
@@ -298,10 +295,10 @@ class ErrorReport:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """Returns changes that help, with measured effects, then others to try; () unless `is_off`."""
+        """Returns changes after which the results are right, as measured, then others to try; () unless `is_off`."""
         if not self.is_off:
             return ()
-        lines = [str(mend) for mend in self.mends if mend.removes]
+        lines = [str(mend) for mend in self.mends if self._mends(mend)]
         unnamed = [one for one in self.contributors[:3] if one.share > 0.05 and not (one.row.path and self.rewritten)]
         for one in unnamed:
             row = one.row
@@ -317,6 +314,9 @@ class ErrorReport:
             lines.append(f"{place}: {keep}{high}")
         return tuple(dict.fromkeys(lines))
 
+    def _mends(self, mend: Mend) -> bool:
+        return mend.error <= MOST_ERROR[self.of]
+
     def to_text(self) -> str:
         """Returns the verdict, the advice, and a table of the 15 source lines with the largest shares of the error."""
         lines = [self.verdict]
@@ -326,7 +326,7 @@ class ErrorReport:
         if self.noise:
             lines.append(f"Left out, as zero but for rounding in float32 too: {listed([*self.noise], 3)}")
         lines += [f"  try {line}" for line in self.advice]
-        lines += [f"  not enough: {mend}" for mend in self.mends if not mend.removes]
+        lines += [f"  not enough: {mend}" for mend in self.mends if not self._mends(mend)]
         rows = [_HEAD, *(_cells(one) for one in self.contributors[:_SHOWN])]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines += ["", *("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows)]

@@ -148,14 +148,14 @@ def compare(
     recorder.on_operation = progress.add
     results, tensors, statistics = recorder.run(program.jaxpr, program.names, program.arrays)
     plain = program if dtype is None else _traced(dataclasses.replace(half, options=None), args, names)
-    if plain is not program and _half_dtypes(plain.jaxpr) and not plain.jaxpr.effects:
+    constants = lost_constants(plain.jaxpr, plain.platform)
+    if plain is not program and constants.is_rounded and not plain.jaxpr.effects:
         results = _beside_float32(plain, results)
     outcomes = [Outcome.of(*pair) for pair in results]
     named = list(zip(program.results, outcomes, strict=True))
     empty = [name for name, outcome in named if not outcome.is_compared]
     measured = [one for one in zip(program.results, tensors, strict=True) if one[0] not in empty]
     analysis = Analysis(statistics, measured, found, [name for name, outcome in named if outcome.overflows])
-    zeros, doubtful = lost_constants(plain.jaxpr, plain.platform)
     report = ErrorReport(
         half.__name__,
         found,
@@ -170,8 +170,8 @@ def compare(
         analysis.loops,
         analysis.growing,
         tuple(recorder.unfollowed),
-        tuple(zeros),
-        tuple(doubtful),
+        constants.wrong,
+        constants.doubtful,
         tuple(empty),
         {name: outcome.changed for name, outcome in named if outcome.changed},
         bool(_half_dtypes(plain.jaxpr)),
