@@ -35,7 +35,7 @@ _COPIES = SAME_ELEMENTS | {"convert_element_type", "optimization_barrier", "stop
 _THROUGH = _COPIES | {"sqrt", "mul", "div", "square", "abs", "integer_pow", "reduce_sum", "cumsum", "concatenate"}
 _THROUGH |= {"select_n", "reduce_max", "reduce_min", "gather", "dynamic_slice", "split", "pad"} | _SUMS
 # A number near 1 lost digits if its distance from 1 changes by more than this fraction.
-_DIGITS = 0.01
+_DIGITS = 0.02
 # `unrounded` changes how JAX traces, in one thread at a time.
 _ALONE = threading.RLock()
 
@@ -57,29 +57,38 @@ class _Lost(NamedTuple):
 
 
 class _Value(NamedTuple):
-    """What is known of a value: its number, for a constant of one number, and the lost constants inside it."""
+    """What is known of a value.
+
+    Attributes:
+      number: its number, for a constant of one number; else None.
+      lost: the lost constants inside it.
+      is_constant: whether the program has the number as it is: in half, it was half before the function was traced.
+    """
 
     number: float | None = None
     lost: frozenset[_Lost] = frozenset()
+    is_constant: bool = False
 
 
 @contextlib.contextmanager
 def unrounded() -> Iterator[None]:
     """Keeps the roundings of constants to half as operations of the programs that are traced inside.
 
-    JAX rounds 0.9995 beside a bfloat16 array to 1 while it traces, and the float32 program would have the 1 too.
+    JAX rounds 0.9995 beside a bfloat16 array to 1 while it traces, and the float32 program would have the 1 too. Casts
+    of 0 are kept too: then a 0 in half that is no cast may have been another number.
     """
 
-    def is_rounded(constant: Any, dtype: Any) -> bool:
+    def is_kept(constant: Any, dtype: Any) -> bool:
         if dtype not in HALF or isinstance(constant, jax.core.Tracer | jax.Array):
             return False
         exact = np.asarray(constant)
-        if exact.dtype.kind not in "iuf":
+        if exact.dtype.kind not in "iuf" or exact.dtype == dtype:
             return False
         with np.errstate(all="ignore"):
-            return not np.array_equal(exact.astype(dtype).astype(exact.dtype), exact, equal_nan=exact.dtype.kind == "f")
+            rounded = exact.astype(dtype).astype(exact.dtype)
+        return not (exact.any() and np.array_equal(rounded, exact, equal_nan=exact.dtype.kind == "f"))
 
-    with _ALONE, jax_compat.kept_casts(is_rounded):
+    with _ALONE, jax_compat.kept_casts(is_kept):
         yield
 
 
@@ -127,9 +136,8 @@ def lost_constants(jaxpr: Jaxpr, platform: str) -> Constants:
         operands = [_named(eqn, *pair) for pair in zip(eqn.invars, operands, strict=True)]
         wrong.update(dict.fromkeys(_wrong(eqn, operands)))
         doubtful.update(dict.fromkeys(_doubtful(eqn, operands)))
-        if (number := _cast_number(eqn, operands)) is not None and number != _rounded(
-            number, eqn.outvars[0].aval.dtype
-        ):
+        number = _cast_number(eqn, operands)
+        if number is not None and number != _rounded(number, eqn.outvars[0].aval.dtype):
             rounded.append(eqn)
         return [_result(eqn, operands)] * len(eqn.outvars)
 
@@ -141,7 +149,7 @@ def lost_constants(jaxpr: Jaxpr, platform: str) -> Constants:
 def _of_bodies(eqn: Equation, found: Sequence[control_flow.Body], operands: list[_Value], run: Any) -> list[_Value]:
     """Returns the values of the results of an equation with bodies; those of a loop after two iterations."""
     results = [_Value()] * len(eqn.outvars)
-    state = operands[found[-1].carry]
+    state = [_Value(None, value.lost) for value in operands[found[-1].carry]]
     for _ in range(2 if state else 1):
         for body in found:
             given = [*operands[body.consts], *state, *operands[body.slices]]
@@ -154,7 +162,7 @@ def _of_bodies(eqn: Equation, found: Sequence[control_flow.Body], operands: list
 def _of_constant(array: Any) -> _Value:
     if not is_known(array) or np.size(array) != 1 or not jnp.issubdtype(jnp.result_type(array), jnp.number):
         return _Value()
-    return _Value(float(np.real(np.asarray(array)).astype(np.float64).reshape(())))
+    return _Value(float(np.real(np.asarray(array)).astype(np.float64).reshape(())), is_constant=True)
 
 
 def _named(eqn: Equation, atom: Any, value: _Value) -> _Value:
@@ -162,7 +170,7 @@ def _named(eqn: Equation, atom: Any, value: _Value) -> _Value:
 
     The number in the source is taken from the code of the line, if a number there becomes the constant in half.
     """
-    if value.number is None or value.lost or not is_half(atom.aval) or not _is_lost(value.number):
+    if not value.is_constant or value.number is None or not is_half(atom.aval) or not _is_lost(value.number):
         return value
     written = [x for x in _numbers_at(eqn) if not _is_lost(x) and _rounded(x, atom.aval.dtype) == value.number]
     return _lost(eqn, value.number, atom.aval.dtype, *written[:1])
