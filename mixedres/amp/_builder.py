@@ -43,6 +43,7 @@ class _Builder:
         self.calls: dict[Path, Equation] = {}
         self.arguments: dict[Path, list[Value]] = {}
         self.results: dict[Path, list[Value]] = {}
+        self.controls: dict[Path, Value] = {}
 
     def jaxpr(self, jaxpr: Jaxpr, path: Path, scope: Scope, args: list[Value]) -> list[Value]:
         """Adds a body with the arguments `args` and returns its results."""
@@ -110,8 +111,11 @@ class _Builder:
         for node, value in zip(state, results[-1], strict=False):
             node.ins.append(value)
             value.consumers.append(node)
+        if eqn.primitive.name == "while":
+            self.controls[path] = results[0][0]
         if eqn.primitive.name != "cond" or len(found) == 1:
             return [*carry, *results[-1][len(carry) :]]
+        self.controls[path] = ins[0]
         return [
             self.merge((*path, -1, i), scope, list(values), eqn.outvars[i].aval).outs[0]
             for i, values in enumerate(zip(*results, strict=True))
@@ -165,7 +169,8 @@ def build(jaxpr: Jaxpr, settings: Settings, scope: Scope, platform: str | None, 
         value.returned = True
     by_path = {node.path: node for node in builder.nodes}
     options = settings.dtype, settings.lists, settings.allreduce_dtype, platform
-    graph = Graph(jaxpr, builder.nodes, *options, by_path, builder.calls, builder.arguments, builder.results)
+    regions = builder.calls, builder.arguments, builder.results, builder.controls
+    graph = Graph(jaxpr, builder.nodes, *options, by_path, *regions)
     color(graph)
     if whole:
         keep_float32_results(graph)

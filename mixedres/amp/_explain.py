@@ -16,8 +16,9 @@ from mixedres._internal.pages import table
 from mixedres._internal.types import Array, DType, Function, Jaxpr, PyTree
 from mixedres.amp._flax_modules import Call
 from mixedres.amp._graph import Graph, Node
+from mixedres.amp._loops import unsteady_loops
 from mixedres.amp._rules import DEVICE_COPIES, GATHERS, SPARSE_PRODUCTS
-from mixedres.amp._transform import ListsLike, Program, checked, traced, unsteady
+from mixedres.amp._transform import ListsLike, Program, checked, traced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +242,7 @@ def _default_reason(node: Node, dtype: np.dtype | None) -> str:
         return "its operands are not float32: unchanged"
     if node.category == "unlisted":
         if node.primitive == "custom_vjp_call":
-            return "a custom derivative rule without products: unchanged"
+            return "a custom derivative rule without products in half: unchanged"
         return "on no list: float32, and a barrier to propagation"
     return {"infer": "infer, not between allow ops", "clear": "clear, next to float32 ops"}.get(
         node.category, "on the deny list: needs float32"
@@ -270,7 +271,7 @@ def _notes(program: Program) -> Iterator[str]:
             yield f"gradients of {count} arrays that are copied to the devices are summed over them in {dtype}"
     if count := sum(node.primitive in SPARSE_PRODUCTS for node in nodes):
         yield f"{count} products of sparse matrices are not cast"
-    yield from (unsteady(eqn, graph.dtype) for eqn in graph.unsteady_loops())
+    yield from (warning for _, warning in unsteady_loops(graph))
     if others:
         yield (
             f"the function has branches for platforms ({', '.join(others)}); operations of a branch have "

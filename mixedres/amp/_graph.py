@@ -260,6 +260,8 @@ class Graph:
       calls: equations with bodies, by path.
       arguments: operands of the equations with bodies and arguments of the bodies, by path.
       results: results of the equations with bodies, by path.
+      controls: results of the tests of `while` loops and the indices of the branches of cond, by the path of the loop
+        or the cond.
     """
 
     jaxpr: Any
@@ -272,6 +274,7 @@ class Graph:
     calls: dict[Path, Equation]
     arguments: dict[Path, list[Value]]
     results: dict[Path, list[Value]]
+    controls: dict[Path, Value]
 
     def all_nodes(self) -> Iterator[Node]:
         """Yields the nodes, including the nodes in programs and backward rules of custom rules."""
@@ -304,17 +307,6 @@ class Graph:
             operand = eqn.invars[0]
             return not isinstance(operand, Literal) and exceeds(eqn.outvars[0].aval.shape, operand.aval.shape)
         return name == "gather" or self.copies_to_devices(node)
-
-    def unsteady_loops(self) -> Iterator[Equation]:
-        """Yields `while` loops whose condition depends on a half product: rounding may delay or prevent their end."""
-        for node in self.nodes:
-            yield from node.program.unsteady_loops() if node.program is not None else ()
-        loops = {path: eqn for path, eqn in self.calls.items() if eqn.primitive.name == "while"}
-        if not loops:
-            return
-        after = reach([node for node in self.nodes if node.has_half_product], Node.consumers, lambda node: True)
-        tests = {node.path[: depth + 1] for node in after for depth in range(len(node.path))}
-        yield from (eqn for path, eqn in loops.items() if (*path, 0) in tests)
 
     def has_half(self, path: Path) -> bool:
         """Returns whether anything under `path` is computed in half."""

@@ -13,12 +13,13 @@ import numpy as np
 
 from mixedres._internal import jax_compat
 from mixedres._internal.names import PRESETS
-from mixedres._internal.types import Array, DType, Equation, Function, PyTree
+from mixedres._internal.types import Array, DType, Function, PyTree
 from mixedres.amp._builder import Settings, build
 from mixedres.amp._evaluation.program import run
 from mixedres.amp._flax_modules import Call, guarded
 from mixedres.amp._graph import Graph, Scope
 from mixedres.amp._keep import Keep, check_match
+from mixedres.amp._loops import unsteady_loops
 from mixedres.amp._rules import SPARSE_PRODUCTS, Lists
 
 # Type of the argument `lists`: `Lists`, or {list: primitives to move to the list}; None for the default.
@@ -240,17 +241,7 @@ _warned_lines: set[str] = set()
 
 
 def _warn_of_loops(graph: Graph) -> None:
-    for eqn in graph.unsteady_loops():
-        place = jax_compat.source_line(eqn)
+    for place, warning in unsteady_loops(graph):
         if place not in _warned_lines:
             _warned_lines.add(place)
-            warnings.warn(unsteady(eqn, graph.dtype), PrecisionWarning, stacklevel=3)
-
-
-def unsteady(eqn: Equation, dtype: np.dtype) -> str:
-    """Returns the warning about a loop of `Graph.unsteady_loops`."""
-    return (
-        f"the while loop at {jax_compat.source_line(eqn) or 'an unknown line'} stops by a number to which products in "
-        f"{dtype} lead: a tolerance below their rounding is met late or never; keep them in float32 by a "
-        "jax.named_scope and keep_float32"
-    )
+            warnings.warn(warning, PrecisionWarning, stacklevel=3)

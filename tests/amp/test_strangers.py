@@ -9,7 +9,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec as P
 
-from mixedres.amp import PrecisionWarning, autocast, explain
+from mixedres.amp import autocast, explain
 from tests.amp.graphs import distance
 from tests.amp.programs import convolve
 from tests.arrays import normal
@@ -129,56 +129,6 @@ def test_backward_rule_that_cannot_be_traced_stays_unchanged():
     plain = jax.vmap(jax.grad(lambda x: jnp.sum(identity(x) ** 2)), axis_name="devices")
     x = normal(0, (2, 8, 4))
     np.testing.assert_allclose(mapped(x), plain(x), rtol=2e-2, atol=0.5)
-
-
-def fixed_point(w, x):
-    """x = tanh(x w + 1) / 2 to a tolerance."""
-
-    def step(state):
-        count, x, _ = state
-        with jax.named_scope("solver"):
-            new = jnp.tanh(x @ w + 1) / 2
-        return count + 1, new, jnp.abs(new - x).max()
-
-    return jax.lax.while_loop(lambda s: (s[2] > 1e-6) & (s[0] < 200), step, (0, x, jnp.asarray(jnp.inf)))[:2]
-
-
-def test_loop_condition_on_a_half_product_is_warned_of():
-    w, x = normal(1, (8, 8), 0.25), jnp.zeros((2, 8))
-    wide, _ = fixed_point(w, x)
-    with pytest.warns(PrecisionWarning, match=r"loop at .*test_strangers.py:\d+ \(fixed_point\) stops by a number"):
-        autocast(fixed_point, "bf16")(w, x)
-    autocast(fixed_point, "bf16")(w, x)  # a second warning would be an error
-    assert "to which products in bfloat16 lead" in explain(fixed_point, "bf16")(w, x).notes[-1]
-    kept = autocast(fixed_point, "bf16", keep_float32="^/solver$")
-    assert kept(w, x)[0] == wide
-    assert not [note for note in explain(fixed_point, "bf16", keep_float32="^/solver$")(w, x).notes if "while" in note]
-
-
-def test_loop_in_a_custom_rule_is_warned_of():
-    """As the adaptive steps of diffrax: the loop, or the product that it waits for, is in a function with a rule."""
-
-    def ruled(fn):
-        function = jax.custom_vjp(fn)
-        function.defvjp(lambda *args: jax.vjp(fn, *args), lambda pullback, g: pullback(g))
-        return function
-
-    def waiting(w, x):
-        step = ruled(lambda w, x: jnp.tanh(x @ w + 1) / 2)
-        state = (0, x, x + 1)
-        proceeds = lambda s: (jnp.abs(s[1] - s[2]).max() > 1e-6) & (s[0] < 200)  # noqa: E731
-        return jax.lax.while_loop(proceeds, lambda s: (s[0] + 1, step(w, s[1]), s[1]), state)[1]
-
-    w, x = normal(1, (8, 8), 0.25), jnp.zeros((2, 8))
-    for fn in (waiting, ruled(lambda w, x: fixed_point(w, x)[1])):
-        assert "stops by a number" in explain(fn, "bf16")(w, x).notes[-1]
-
-
-def test_counting_loop_is_not_warned_of():
-    def counted(w, x, steps):
-        return jax.lax.fori_loop(0, steps, lambda i, x: jnp.tanh(x @ w), x)
-
-    assert not explain(counted)(jnp.eye(4), jnp.ones((2, 4)), 3).notes
 
 
 def test_rule_that_refuses_half_receives_float32():

@@ -1,0 +1,95 @@
+"""`while` loops whose end depends on products: which stay float32 for it, and which loops rounding may prolong."""
+
+from collections.abc import Callable, Iterator
+
+import jax.numpy as jnp
+import numpy as np
+
+from mixedres._internal import jax_compat
+from mixedres._internal.tree import is_inexact
+from mixedres.amp._graph import Graph, Node, Path, Value, reach
+
+_EQUAL, _ORDERS = ("eq", "ne", "eq_to"), ("lt", "le", "gt", "ge", "lt_to", "le_to")
+# Operations that make a tolerance of a constant, as in `error > rtol * norm + atol`.
+_OF_TOLERANCES = ("mul", "add", "max", "min", "broadcast_in_dim", "convert_element_type", "copy")
+
+
+def without_deciding(graph: Graph, products: list[Node]) -> list[Node]:
+    """Returns the products that may be half without the danger that a loop never meets its tolerance.
+
+    A `while` loop that waits until two iterates differ by less than 1e-5, for example, may never end if products round
+    the iterates to more than that. So the products in such a loop that lead to its test stay float32, as its state
+    does. They stay half where no constant tolerance is known to be below the rounding of half: adaptive solvers, which
+    compare times, deep equilibria with a tolerance of 1e-2, and the decoding of text. There float32 would take all half
+    products of 3 of the 64 programs in tests/strangers and 4 of 14 of another, whose loops all end as in float32.
+    """
+    held: set[Node] = set()
+    for path in _loops(graph):
+        test = graph.controls[path]
+        if _tolerance(graph, test) < float(jnp.finfo(graph.dtype).eps):  # type: ignore[no-untyped-call]
+            held |= {node for node in _leading_to(graph, test) if node.path[: len(path)] == path}
+    for node in held:
+        if node.program is not None:  # a custom rule with products, which is then evaluated as it is
+            node.program, node.category = None, "allow"
+        if node.category == "allow" and node.touches_f32:
+            node.reason = node.reason or f"a while loop ends by it, to a tolerance finer than {graph.dtype}: float32"
+    return [node for node in products if node not in held]
+
+
+def unsteady_loops(graph: Graph) -> Iterator[tuple[str, str]]:
+    """Yields (source line, warning) for each `while` loop whose test depends on a half product."""
+    for node in graph.nodes:
+        yield from unsteady_loops(node.program) if node.program is not None else ()
+    for path in _loops(graph):
+        products = [node for node in _leading_to(graph, graph.controls[path]) if node.has_half_product]
+        how = "before it lead: it may take more steps or fewer"
+        if any(node.path[: len(path)] == path for node in products):
+            how = "lead: a tolerance below their rounding is met late or never"
+        place = jax_compat.source_line(graph.calls[path])
+        if products:
+            yield (
+                place,
+                f"the while loop at {place or 'an unknown line'} stops by a number to which products in {graph.dtype} "
+                f"{how}; keep them in float32 by a jax.named_scope and keep_float32",
+            )
+
+
+def _loops(graph: Graph) -> list[Path]:
+    return [path for path in graph.controls if graph.calls[path].primitive.name == "while"]
+
+
+def _leading_to(graph: Graph, value: Value, through: Callable[[Node], bool] = lambda node: True) -> set[Node]:
+    """Returns the nodes on which a value depends, and that are connected to it by nodes that `through` accepts.
+
+    Values of every dtype count. The state of a loop depends also on the test of the loop, and a result of cond on the
+    index of the branch.
+    """
+
+    def read(node: Node) -> Iterator[Node]:
+        control = graph.controls.get(node.path[:-2]) if node.eqn is None else None
+        for value in node.ins if control is None else (*node.ins, control):
+            if value.producer is not None:
+                yield value.producer
+
+    last = [value.producer] if value.producer is not None and through(value.producer) else []
+    return {*last, *reach(last, read, through)}
+
+
+def _tolerance(graph: Graph, test: Value) -> float:
+    """Returns the smallest constant with which the test of a loop compares floating-point numbers; inf without one.
+
+    The comparison may be in the test, or in the body if its result reaches the test as a boolean or an integer. A
+    comparison with 0 by order asks for a sign, so that 0 is no tolerance; for equality it is.
+    """
+
+    def is_exact(node: Node) -> bool:
+        return not any(is_inexact(value.aval) for value in node.outs)
+
+    tolerances = [np.inf]
+    for node in _leading_to(graph, test, is_exact):
+        if node.primitive in _EQUAL and is_inexact(node.ins[0].aval) and node.ins[0] is not node.ins[1]:
+            return 0.0
+        if node.primitive in _ORDERS:
+            for reader in (node, *reach([node], Node.producers, lambda n: n.primitive in _OF_TOLERANCES)):
+                tolerances += [np.abs(v.constant).min() for v in reader.ins if v.is_f32 and v.constant is not None]
+    return float(min(filter(None, tolerances)))
