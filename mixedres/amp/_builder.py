@@ -36,8 +36,8 @@ class Settings:
 
 
 class _Builder:
-    def __init__(self, settings: Settings, platform: str | None) -> None:
-        self.settings, self.platform = settings, platform
+    def __init__(self, settings: Settings, platform: str | None, backward_rules: bool) -> None:
+        self.settings, self.platform, self.backward_rules = settings, platform, backward_rules
         self.lists, self.dtype, self.keep = settings.lists, settings.dtype, settings.keep
         self.nodes: list[Node] = []
         self.calls: dict[Path, Equation] = {}
@@ -131,19 +131,20 @@ class _Builder:
         has_products = "allow" in categories
         if (has_products or is_vjp) and not reason_to_keep(self.keep, scope):
 
-            def graph(jaxpr: Jaxpr, label: str) -> Graph:
-                return build(jaxpr, self.settings, scope.inside(_name(body) + label), self.platform)
+            def graph(jaxpr: Jaxpr, label: str = "", backward_rules: bool = self.backward_rules) -> Graph:
+                inside = scope.inside(_name(body) + label)
+                return build(jaxpr, self.settings, inside, self.platform, backward_rules=backward_rules)
 
             @functools.cache  # which traces the rule: only where its products decide, or for a report
             def backward() -> Graph | None:
                 with jax_compat.as_written(eqn):
-                    rule = _backward(eqn, self.lists) if is_vjp else None
-                return None if rule is None else graph(rule, " backward")
+                    rule = _backward(eqn, self.lists) if is_vjp and self.backward_rules else None
+                return None if rule is None else graph(rule, " backward", False)
 
-            program = graph(body, "") if has_products else None
+            program = graph(body) if has_products else None
             if not (program and program.has_half(())):
                 found = backward()
-                program = program or graph(body, "") if found and found.has_half(()) else None
+                program = program or graph(body) if found and found.has_half(()) else None
             results = self.leaf(eqn, path, scope, ins, "unlisted", False, program)
             self.nodes[-1].backward = backward
             return results
@@ -153,7 +154,15 @@ class _Builder:
         return self.leaf(eqn, path, scope.inside(_name(body)), ins, worst, categories.get("deny", False))
 
 
-def build(jaxpr: Jaxpr, settings: Settings, scope: Scope, platform: str | None, *, whole: bool = False) -> Graph:
+def build(
+    jaxpr: Jaxpr,
+    settings: Settings,
+    scope: Scope,
+    platform: str | None,
+    *,
+    whole: bool = False,
+    backward_rules: bool = True,
+) -> Graph:
     """Builds and colors the graph of a closed jaxpr.
 
     Args:
@@ -162,8 +171,10 @@ def build(jaxpr: Jaxpr, settings: Settings, scope: Scope, platform: str | None, 
       scope: the calls and named scopes around the program.
       platform: the platform whose branches of `lax.platform_dependent` become nodes; None: the default branches.
       whole: whether the program is no part of another, such as a custom derivative.
+      backward_rules: whether graphs of the backward rules of custom_vjp are built. In a backward rule they are not: a
+        rule may call its own function, and autocast looks at the derivative of a rule when it is taken.
     """
-    builder = _Builder(settings, platform)
+    builder = _Builder(settings, platform, backward_rules)
     args = [Value(var.aval) for var in jax_compat.opened(jaxpr)[0].invars]
     for value in builder.jaxpr(jaxpr, (), scope, args):
         value.returned = True
@@ -195,6 +206,8 @@ def _backward(eqn: Equation, lists: Lists) -> Any:
         jax.eval_shape(lambda *operands: jax_compat.bind(eqn, *operands), *(var.aval for var in eqn.invars))
         results, pullback = jax.eval_shape(forward, *(var.aval for var in eqn.invars))
         jaxpr = jax.make_jaxpr(backward)(pullback, [result for result in results if is_inexact(result)])
+    except RecursionError:
+        raise
     except Exception:  # it is the user's, and may need what is not here, such as the axes of a surrounding shard_map
         return None
     products = (inner for inner in jax_compat.equations(jaxpr) if lists.category(inner.primitive.name) == "allow")

@@ -1,4 +1,4 @@
-"""Every `while` loop ends under autocast as in float32, or a warning names it."""
+"""Every `while` loop ends under autocast as in float32, or a warning names it; `explain` ends too."""
 
 import jax
 import jax.numpy as jnp
@@ -188,3 +188,40 @@ def test_loop_that_inputs_alone_decide_stays_half(fn):
     report = explain(fn)(W, B)
     assert not report.notes and [d.dtype for d in report.decisions if d.category == "allow"] == [jnp.float16]
     autocast(fn)(W, B)  # a warning would be an error
+
+
+# Backward rules.
+
+
+def calls_itself(forward, backward):
+    """A custom_vjp whose backward rule calls the function itself, as that of `odeint` does."""
+    function = jax.custom_vjp(forward)
+    function.defvjp(lambda x, w: (function(x, w), (x, w)), lambda kept, g: backward(function, *kept, g))
+    return function
+
+
+FLOATS = calls_itself(lambda x, w: jnp.tanh(x @ w), lambda f, x, w, g: (f(g, w.T), f(x.T, g)))
+INTEGERS = calls_itself(
+    lambda x, w: lax.dot(*(jnp.round(a).astype(jnp.int8) for a in (x, w)), preferred_element_type=jnp.int32) / 8,
+    lambda f, x, w, g: (f(g, w.T) + g @ w.T, f(x.T, g)),
+)
+
+
+@pytest.mark.parametrize(("fn", "products"), [(FLOATS, 3), (INTEGERS, 2)])
+def test_backward_rule_that_calls_its_function_is_entered_once(fn, products):
+    report = explain(lambda x, w: fn(x, w).sum())(B, W)
+    assert len([d for d in report.decisions if d.primitive == "dot_general"]) == products
+    loss = lambda f: jax.jit(jax.grad(lambda x, w: f(x, w).sum(), (0, 1)))  # noqa: E731
+    for ours, theirs in zip(loss(autocast(fn))(B, W), loss(fn)(B, W), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=5e-3, atol=5e-3)
+
+
+def test_recursion_without_end_in_a_rule_is_raised():
+    rule = jax.custom_vjp(jnp.sin)
+    rule.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: deeper(x, g))
+
+    def deeper(x, g):
+        return deeper(x, g)
+
+    with pytest.raises(RecursionError):
+        explain(lambda x, w: rule(x @ w))(B, W)
