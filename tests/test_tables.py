@@ -181,6 +181,22 @@ def partition(make, gradient, apply, _):
     assert scales == [SCALE, SCALE / 2]
 
 
+def freezing(code):
+    """The optimizer of one parameter moves it by its gradient; the other stays, and a step is skipped for both."""
+    tx = written(code, labels={"w": "train", "frozen": "freeze"})
+    params = PARAMS | {"frozen": jnp.ones(2)}
+    state = tx.init(params)
+    for batch, finite in ((BATCH, True), (BATCH * jnp.inf, False)):
+        _, grads = written("grad_fn(state, params, batch)", state=state, params=params, batch=batch)
+        updates, state = tx.update(grads, state, params)
+        close(updates["w"], -RATE * exact()[1] * finite)
+        assert state.grads_finite == finite and not np.any(updates["frozen"])
+
+
+def moving_average(code, _):
+    close(written(code, ema={"w": jnp.zeros((4, 3))})["w"], 0.001 * PARAMS["w"])
+
+
 def selection(code):
     """The code keeps the old statistics of a skipped step."""
     for finite, expected in ((True, 1.0), (False, 2.0)):
@@ -257,6 +273,8 @@ CASES = {
     "optax.MultiSteps": both(several, None),
     "jax.shard_map": shard_map,
     "two losses with a scale each": partition,
+    "frozen parameters": freezing,
+    "a moving average (EMA)": moving_average,
     "running statistics": selection,
     "a log of gradients": both(None, norm),
     "a loss that you scaled yourself": scaled_by_hand,

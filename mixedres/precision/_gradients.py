@@ -7,12 +7,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from mixedres._internal.types import Function, Params, PyTree
-from mixedres.precision._loss_scale import LossScale, divide
+from mixedres.precision._loss_scale import LossScale, NoOpLossScale, divide
 
 # Product of the scale and of the last element of the carried scale; see `ScaledGradients`.
 _LARGE = 1e30
+# States of optax wrappers that take gradients as a tree like the parameters, so that they belong inside `loss_scaled`.
+_INSIDE = {
+    optax.PartitionState: "partition",
+    optax.ApplyIfFiniteState: "apply_if_finite",
+    optax.ConditionallyTransformState: "conditionally_transform",
+    optax.ConditionallyMaskState: "conditionally_mask",
+}
 
 
 class LossScaledState(NamedTuple):
@@ -40,7 +48,8 @@ def find_state(tree: PyTree) -> LossScaledState:
         `nnx.Optimizer`.
 
     Raises:
-      TypeError: if `tree` contains no such state.
+      TypeError: if `tree` contains no such state, or an optax wrapper around it that takes no scaled gradients, such as
+        `optax.apply_if_finite`.
       ValueError: if `tree` contains several.
     """
     found = states_in(tree)
@@ -52,11 +61,27 @@ def find_state(tree: PyTree) -> LossScaledState:
     if len(found) > 1:
         raise ValueError(
             f"{len(found)} LossScaledStates are in the given {type(tree).__name__}; pass what contains one of "
-            "them, such as state.inner_states['a'] of optax.partition"
+            "them, such as state.inner_states['a'] of optax.partition; for one loss, write "
+            "loss_scaled(optax.partition(...), loss_scale)"
         )
+    _check_wrappers(tree, found[0])
     nnx: Any = sys.modules.get("flax.nnx")
     state: LossScaledState = found[0] if nnx is None else nnx.as_pure(found[0])
     return state
+
+
+def _check_wrappers(tree: PyTree, state: LossScaledState) -> None:
+    """Raises TypeError for an optax wrapper around the only state of `loss_scaled` that refuses scaled gradients.
+
+    Without a loss scale, the wrapper may be given plain gradients.
+    """
+    for outer in jax.tree.leaves(tree, is_leaf=lambda x: type(x) in _INSIDE):
+        wrapper = _INSIDE.get(type(outer))
+        if wrapper and states_in(outer) and not isinstance(state.loss_scale, NoOpLossScale):
+            raise TypeError(
+                f"optax.{wrapper} is around loss_scaled, and takes no scaled gradients; put it inside: "
+                f"precision.loss_scaled(optax.{wrapper}(...), loss_scale), with plain optimizers in it"
+            )
 
 
 def states_in(tree: PyTree) -> list[LossScaledState]:
@@ -65,9 +90,21 @@ def states_in(tree: PyTree) -> list[LossScaledState]:
     return [x for x in leaves if isinstance(x, LossScaledState)]
 
 
+# For the errors of JAX about trees that differ. They show types or, up to JAX 0.10, objects.
+_ADVICE = (
+    "tx.update takes them, .unscaled() returns a plain tree; put other wrappers inside, as in "
+    "loss_scaled(optax.masked(tx, mask), loss_scale)"
+)
+
+
+class _WithAdvice(type):
+    def __repr__(cls) -> str:
+        return f"<class '{cls.__name__}'; {_ADVICE}>"
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class ScaledGradients:
+class ScaledGradients(metaclass=_WithAdvice):
     """Gradients of a scaled loss, with the scale; `value_and_grad` and `scaled` make them.
 
         grads = scaled({"w": 8 * w}, StaticLossScale(8.0))
@@ -125,9 +162,9 @@ class ScaledGradients:
         return isinstance(self.tree, Mapping) and name in self.tree
 
     def __repr__(self) -> str:
-        """Returns a short text, which errors of `jax.tree.map` show."""
+        """Returns a short text with advice."""
         count = len(jax.tree.leaves(self.tree))
-        return f"<ScaledGradients with {count} leaves; tx.update takes them, .unscaled() returns a plain tree>"
+        return f"<ScaledGradients with {count} leaves; {_ADVICE}>"
 
 
 def scaled(grads: Params, state: PyTree) -> ScaledGradients:
@@ -202,7 +239,7 @@ def value_and_grad(
       **options: options of `transform`, such as `argnums`, which counts the arguments of `loss_fn`.
 
     Raises:
-      TypeError: when the function is called, for a first argument without a loss scale.
+      TypeError: when the function is called, for a first argument without a loss scale, and see `find_state`.
       ValueError: when the function is called, for a first argument with several.
     """
 

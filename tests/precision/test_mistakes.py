@@ -32,9 +32,36 @@ def trees_that_differ():
     _, grads = start(precision.loss_scaled(optax.sgd(0.1), SCALE))
     with pytest.raises((ValueError, TypeError)):
         jax.tree.map(lambda p, g: p - 0.1 * g, PARAMS, grads)
-    around = optax.MultiSteps(precision.loss_scaled(optax.sgd(0.1), SCALE), 2)
-    with pytest.raises((ValueError, TypeError)):
-        around.update(grads, around.init(PARAMS), PARAMS)
+    labels = {"w": "a"}
+    for around in (
+        lambda tx: optax.MultiSteps(tx, 2),
+        lambda tx: optax.masked(tx, {"w": True}),
+        lambda tx: optax.partition({"a": tx, "b": optax.set_to_zero()}, labels),
+        lambda tx: optax.conditionally_mask(tx, lambda step: step >= 0),
+    ):
+        outside = around(precision.loss_scaled(optax.sgd(0.1), SCALE))
+        with pytest.raises((ValueError, TypeError), match=r"put other wrappers inside, as in loss_scaled\(optax\."):
+            outside.update(grads, outside.init(PARAMS), PARAMS)
+        inside = precision.loss_scaled(around(optax.sgd(0.1)), SCALE)
+        inside.update(grads, inside.init(PARAMS), PARAMS)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda tx: optax.partition({"a": tx, "b": optax.set_to_zero()}, {"w": "a"}),
+        lambda tx: optax.apply_if_finite(tx, 3),
+        lambda tx: optax.conditionally_mask(tx, lambda step: step >= 0),
+        lambda tx: optax.conditionally_transform(tx, lambda step: step >= 0),
+        lambda tx: optax.chain(optax.identity(), optax.apply_if_finite(tx, 3)),
+    ],
+)
+def test_state_of_a_wrapper_around_loss_scaled_is_refused(around):
+    state = around(precision.loss_scaled(optax.sgd(0.1), SCALE)).init(PARAMS)
+    with pytest.raises(TypeError, match=r"^optax\.\w+ is around .*: precision.loss_scaled\(optax\.\w+\(\.\.\.\), loss"):
+        GRAD(state, PARAMS, BATCH)
+    without = around(precision.loss_scaled(optax.sgd(0.1), precision.NoOpLossScale())).init(PARAMS)
+    assert precision.find_state(without).grads_finite  # for plain gradients, which the wrapper takes
 
 
 def scales_that_differ():
