@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.lib.strangers import SCALE, ratio
+from mixedres._internal.jax_compat import equations
 from mixedres.amp import autocast
+from mixedres.numerics import compare
 from tests import ROOT
 from tests.strangers import programs
-from tests.strangers.measure import measured
+from tests.strangers.measure import measured, trace_seconds
 
 # Products that are float32, and why.
 LEFT = {
@@ -136,3 +138,16 @@ def test_programs_are_traced_again_in_any_order(module, monkeypatch):
             jax.clear_caches()
             for loss in order:
                 jax.jit(jax.grad(loss)).trace(made.params, *made.args)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("module", programs.MODULES)
+def test_every_trace_and_every_loop_ends(module, monkeypatch):
+    """In at most three times float32's CPU time, and in at most float32's iterations + 2."""
+    for name, made in made_programs(module, monkeypatch):
+        seconds = trace_seconds(made, jnp.dtype("float16"))
+        assert seconds["autocast"] <= 3 * seconds["float32"], name
+        inner = equations(jax.make_jaxpr(made.loss)(made.params, *made.args))
+        if any(eqn.primitive.name == "while" for eqn in inner):
+            loops = compare(made.loss, made.params, *made.args, dtype="fp16").loops
+            assert loops and all(loop.half <= loop.exact + 2 for loop in loops), name
