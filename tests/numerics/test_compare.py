@@ -1,5 +1,6 @@
 """`compare` on small functions: its errors against numpy, and the operations and changes that it names."""
 
+import contextlib
 import re
 
 import jax
@@ -169,6 +170,33 @@ def test_mend_of_pairwise_distances_is_the_product():
     assert "wrap it in a jax.named_scope" in unnamed.advice[0] and "Precision.HIGHEST" in unnamed.advice[0]
     with pytest.warns(UserWarning, match="casts nothing"):
         assert compare(lambda a, b: distances(a, b, jax.lax.Precision.HIGHEST), a, b).error == 0
+
+
+@pytest.mark.parametrize(
+    ("own", "first"),
+    [
+        (False, r"'^/eqx\\.nn\\.Linear(/|$)' (6 of 6 products; a jax.named_scope of your own takes fewer): "),
+        (True, r"'^/mlp1(/|$)' (4 of 6 products): "),
+    ],
+)
+def test_mend_counts_products_and_prefers_a_scope_of_the_user(own, first):
+    """Equinox opens one scope, of the name of the class, for every linear layer."""
+
+    def linear(x, w):
+        with jax.named_scope("eqx.nn.Linear"):
+            return x @ w
+
+    def network(x, weights, gain):
+        first, *rest = weights
+        x = linear(x, first)
+        with jax.named_scope("mlp1") if own else contextlib.nullcontext():
+            for w in rest:
+                x = x + gain * linear(jax.nn.relu(x), w)
+        return x
+
+    x, weights = normal(0, (8, 16)), [normal(seed, (16, 16), scale) for seed, scale in enumerate((0.1, 0.5, 0.5), 1)]
+    report = compare(lambda x, weights: network(x, weights, 1.001) - network(x, weights, 1), x, weights)
+    assert f"  try keep_float32={first}" in str(report)
 
 
 def test_activations_beyond_the_range_of_float16_are_named():

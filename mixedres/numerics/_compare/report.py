@@ -32,16 +32,19 @@ class Mend:
       error: largest relative l2 error of a result after the change.
       removes: fraction of the error that the change removes; 0.0 if the results were infinite and become finite, but
         wrong.
+      takes: how many products a `keep_float32` takes, such as '10 of 16 products'; '' for one, and for other changes.
     """
 
     change: str
     error: float
     removes: float
+    takes: str = ""
 
     def __str__(self) -> str:
+        change = f"{self.change} ({self.takes})" if self.takes else self.change
         if not self.removes:
-            return f"{self.change}: the results are finite, but off by {self.error:.2g}"
-        return f"{self.change}: the results are off by {self.error:.2g} (removes {100 * self.removes:.0f} %)"
+            return f"{change}: the results are finite, but off by {self.error:.2g}"
+        return f"{change}: the results are off by {self.error:.2g} (removes {100 * self.removes:.0f} %)"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -275,6 +275,7 @@ def _mends(
     assert half.options is not None
     kept = half.options["keep_float32"]
     tried: dict[str, _Half] = {}
+    takes: dict[str, str] = {}
     for one in report.contributors[:_TRIED]:
         if one.row.path and one.row.primitive and one.share > 0.02:
             pattern = _pattern(one.row.path)
@@ -289,11 +290,12 @@ def _mends(
         progress.say(f"trying {change}")
         with contextlib.suppress(ValueError):  # the path has no operation that autocast could keep
             errors[change] = _largest_error(_compiled(changed, args)(), exact)
+            takes[change] = _takes(half, changed, args) if change.startswith("keep_float32") else ""
     if report.dtype == np.float16 and half.of == "grad":
         progress.say("trying loss scales")
         exponent, error = _best_scale(half, args, exact)
         errors[f"scale={format_power(exponent)}"] = error
-    mends = [Mend(change, error, _removed(error, report)) for change, error in errors.items()]
+    mends = [Mend(change, x, _removed(x, report), takes.get(change, "")) for change, x in errors.items()]
     told = [one for one in mends if one.removes > _LITTLE or (math.isinf(report.error) and math.isfinite(one.error))]
     # If another scale removes all of the error, the scale is the cause.
     causes = [one for one in told if one.change.startswith("scale=") and one.removes > _ALL]
@@ -331,12 +333,24 @@ def _best_scale(half: _Half, args: Sequence[PyTree], exact: Mapping[int, Any]) -
     return exponent, error_at(exponent)
 
 
+def _takes(half: _Half, changed: _Half, args: Sequence[PyTree]) -> str:
+    """Returns how many half products a `keep_float32` makes float32, if several: '10 of 16 products'."""
+    options = [one.options or {} for one in (half, changed)]
+    reports = [amp.explain(half.fn, **one)(*args) for one in options]
+    before, after = (sum(x.category == "allow" and x.dtype == one.dtype for x in one.decisions) for one in reports)
+    fewer = "; a jax.named_scope of your own takes fewer" if r"/eqx\." in options[1]["keep_float32"] else ""
+    return f"{before - after} of {before} products{fewer}" if before - after > 1 else ""
+
+
 def _pattern(path: str) -> str:
-    """Returns the expression of a scope and of all scopes inside, without the scope that an einsum opens."""
+    """Returns the expression of a scope and of all scopes inside.
+
+    It names the innermost scope of the user, if there is one: Equinox opens one scope, such as 'eqx.nn.Linear', for all
+    modules of a class, and an einsum one for its equation.
+    """
     parts = path.split("/")
-    while len(parts) > 1 and "->" in parts[-1]:
-        parts.pop()
-    return f"^/{re.escape('/'.join(parts))}(/|$)"
+    own = [i for i, part in enumerate(parts) if "->" not in part and not part.startswith("eqx.")]
+    return f"^/{re.escape('/'.join(parts[: own[-1] + 1] if own else parts))}(/|$)"
 
 
 def _compiled(fn: Function, args: Sequence[PyTree]) -> Callable[..., list[Any]]:
