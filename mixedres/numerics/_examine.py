@@ -13,7 +13,7 @@ import numpy as np
 
 from mixedres._internal import jax_compat
 from mixedres._internal.errors import listed
-from mixedres._internal.tree import is_array, leaves_by_path
+from mixedres._internal.tree import is_array, is_inexact, leaves_by_path
 from mixedres._internal.types import Array, Function, Params, PyTree
 from mixedres.numerics._report import Report
 from mixedres.numerics._rows import TensorRow, log2_of_scale
@@ -47,7 +47,8 @@ def examine(
     Args:
       loss_fn: (params, *batch) -> float scalar, or (scalar, aux) if `has_aux`; jitted or not.
       params: a pytree, such as a dict, an Equinox module or an nnx module; gradients are computed for its
-        floating-point leaves. What `loss_fn` changes in a module is lost.
+        floating-point and complex leaves. Real and imaginary parts are counted as two numbers. What `loss_fn` changes
+        in a module is lost.
       *batch: the other arguments, pytrees of arrays and numbers, which are traced; bind strings and switches by
         `functools.partial`.
       scale: the loss scale in use, a power of two.
@@ -65,7 +66,9 @@ def examine(
     arrays, floats = _arrays_by_name(params)
 
     def loss_of(floats: dict[str, Any], *batch: PyTree) -> Any:
-        tree = jax.tree.unflatten(jax.tree.structure(params), list((arrays | floats).values()))
+        are_complex = {name: jnp.iscomplexobj(arrays[name]) for name in floats}
+        given = {name: jax.lax.complex(*x) if are_complex[name] else x for name, x in floats.items()}
+        tree = jax.tree.unflatten(jax.tree.structure(params), list((arrays | given).values()))
         tapped = tap_modules(loss_fn) if "flax.linen" in sys.modules else loss_fn
         return tapped(tree, *batch)
 
@@ -93,7 +96,7 @@ def examine(
             "a tap is inside a function with a custom derivative (jax.custom_vjp or custom_jvp), or in a transform "
             "that stores its values; tap the arguments and results of that function instead"
         ) from None
-    rows = seen.rows(floats)
+    rows = seen.rows(arrays)
     counted_taps = {row.name for row in rows if row.kind == "activation"}
     never = [name for name in seen.taps.names if name not in counted_taps]
     notes = _notes(found, dtypes, [name for name in dtypes if name not in seen.taps.names], never)
@@ -142,16 +145,16 @@ class TensorCounts:
 
 
 def _arrays_by_name(params: Params) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the leaves of params by name, and those to differentiate; raises ValueError as `examine`."""
+    """Returns the leaves of params by name, and those to differentiate, real; raises ValueError as `examine`."""
     leaves = [(path or "params", leaf) for path, leaf in leaves_by_path(params)]
     names, arrays = [name for name, _ in leaves], dict(leaves)
     if len(arrays) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"two of params are called {twice!r}; rename one")
     floats = {
-        name: leaf
+        name: jnp.stack([jnp.real(leaf), jnp.imag(leaf)]) if jnp.iscomplexobj(leaf) else leaf
         for name, leaf in arrays.items()
-        if is_array(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        if is_array(leaf) and is_inexact(leaf)
     }
     if not floats:
         raise ValueError(f"params contain no floating-point array to differentiate: {_kinds(arrays)}")

@@ -256,6 +256,26 @@ def test_reason_why_float16_was_not_tried_is_a_note():
     assert report.notes[-1].startswith("the gradient in float16 was not tried: keep_float32='^/(large)$' matches")
 
 
+def test_complex_parameters_count_as_two_real_numbers():
+    real, imaginary = RNG.standard_normal((2, 4, 8)).astype(np.float32)
+    params = {"w": real + 1j * imaginary, "v": PARAMS["a"]}
+    assert params["w"].dtype == np.complex64
+
+    def fn(params, x):
+        return jnp.mean(jnp.square(jnp.abs(x @ params["w"]) @ params["v"]))
+
+    report = examine(fn, params, X)
+    size = np.abs(np.float64(X) @ params["w"])
+    scaled = X.T @ ((2 * size @ params["v"] / 32) @ params["v"].T * (X @ params["w"]) / size)
+    rows = by_name(report)
+    for kind, array in (("parameter", params["w"]), ("weight gradient", scaled)):
+        exponents = np.floor(np.log2(np.abs(np.stack([array.real, array.imag]))))
+        found = rows[kind, "w"].exponents
+        assert (found.top, found.bottom, found.size) == (exponents.max(), exponents.min(), 64)
+        assert rows[kind, "w"].dtype == np.complex64 and rows[kind, "w"].shape == (4, 8)
+    assert report.trials and all(trial.error < 0.01 for trial in report.trials)
+
+
 def test_loss_that_is_not_finite_is_seen():
     def overflowing(p, x):  # beyond float16, with gradients that are not
         return ((x @ p) @ jnp.ones((8, 1))).mean()
