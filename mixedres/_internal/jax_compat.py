@@ -258,31 +258,31 @@ def kept_casts(is_kept: Callable[[Any, Any], bool]) -> Iterator[None]:
 
 def source_line(eqn: Equation) -> str:
     """Returns the first of `source_lines`; '' if JAX knows none."""
-    return next(source_lines(eqn), "")
+    found = authors(eqn.source_info.traceback)
+    return _place(found[0][-1]) if found else ""
 
 
-def source_lines(eqn: Equation) -> Iterator[str]:
-    """Yields 'file:line (function)' of the code that wrote `eqn`, outside installed packages, and of its callers.
+def source_lines(eqn: Equation) -> list[str]:
+    """Returns 'file:line (function)' of the code outside installed packages that wrote an equation, and of its callers.
 
     If all is in such packages, frames outside JAX count. In a notebook the file is the cell, such as 'Cell In[3]'.
     """
-    for found in authors(eqn.source_info.traceback):
-        frame = source_info_util.raw_frame_to_frame(*found)
-        yield f"{_cell(frame.file_name) or frame.file_name}:{frame.start_line} ({frame.function_name})"
+    return [_place(frame) for *_, frame in authors(eqn.source_info.traceback)]
 
 
 @functools.lru_cache(4096)  # the layers of a network are written in one line
 def authors(traceback: Any) -> list[Any]:
-    """Returns (code, offset of the instruction) of the frames of `source_lines`, innermost first."""
+    """Returns (code, offset of the instruction, frame) of the lines of `source_lines`, innermost first."""
     frames = list(zip(*traceback.raw_frames(), strict=True)) if traceback is not None else []
     outside_jax = [frame for frame in frames if not frame[0].co_filename.startswith(_NOBODY)]
-    return [frame for frame in outside_jax if not any(x in frame[0].co_filename for x in _INSTALLED)] or outside_jax
+    own = [frame for frame in outside_jax if not any(part in frame[0].co_filename for part in _INSTALLED)]
+    return [(*frame, source_info_util.raw_frame_to_frame(*frame)) for frame in own or outside_jax]
 
 
-def _cell(file_name: str) -> str:
-    """Returns IPython's name of the cell that has this temporary file; '' for other files."""
+def _place(frame: Any) -> str:
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return " ".join(shell.compile.format_code_name(file_name) or ()) if shell else ""
+    cell = " ".join(shell.compile.format_code_name(frame.file_name) or ()) if shell else ""
+    return f"{cell or frame.file_name}:{frame.start_line} ({frame.function_name})"
 
 
 def name_stack(eqn: Equation) -> str:
@@ -349,11 +349,8 @@ def _platform_branches(eqn: Equation) -> dict[str | None, Any]:
     platforms = eqn.params.get("branches_platforms")
     if not platforms:
         return {}
-    return {
-        name: branch
-        for names, branch in zip(platforms, eqn.params["branches"], strict=True)
-        for name in names or (None,)
-    }
+    pairs = zip(platforms, eqn.params["branches"], strict=True)
+    return {name: branch for names, branch in pairs for name in names or (None,)}
 
 
 def _jaxprs(values: tuple[Any, ...]) -> Iterator[Any]:

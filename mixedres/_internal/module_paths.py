@@ -15,6 +15,17 @@ def modules(scopes: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def expression(path: str) -> str:
+    """Returns the expression of a scope and of all scopes inside.
+
+    It names the innermost scope of the user, if there is one: Equinox opens one scope, such as 'eqx.nn.Linear', for all
+    modules of a class, and an einsum one for its equation.
+    """
+    parts = path.split("/")
+    own = [i for i, part in enumerate(parts) if "->" not in part and not part.startswith("eqx.")]
+    return f"^/{re.escape('/'.join(parts[: own[-1] + 1] if own else parts))}(/|$)"
+
+
 @functools.lru_cache(4096)
 def match_module(pattern: str, path: str) -> str | None:
     """Returns the path that a regular expression matches: `path`, or the path of a module around `path`.

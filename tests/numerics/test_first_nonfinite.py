@@ -62,7 +62,10 @@ def test_first_of_two_overflows_is_blamed():
     assert finding.nonfinite_results == ("a", "b")
     assert (origin.devices, origin.iterations) == ((), ())
     words = "first, forward: mul, float16[2], at "
-    assert words in str(finding) and str(finding).endswith("; results that are not finite: a, b")
+    assert words in str(finding) and "; results that are not finite: a, b. Try keep_float32='^/first(/|$)'" in str(
+        finding
+    )
+    assert first_nonfinite(lambda x: x * x, F16(1e4)).origin.advice.startswith("Wrap the operation, and what reads it")
 
 
 def test_unused_infinity_is_not_blamed():
@@ -138,7 +141,7 @@ def test_iteration_of_a_scan_is_named(reverse):
     x = jnp.asarray([10, 10, 10, 10, 10, 10] if not reverse else [1, 1, 1, 200, 200, 10], F16)
     finding = first_nonfinite(fn, x)
     origin = finding.origin
-    assert str(finding).endswith(", in iteration 3; results that are not finite: 0, 1")
+    assert ", in iteration 3; results that are not finite: 0, 1. " in str(finding)
     assert (origin.array.path, origin.array.primitive) == ("grow", "mul")
     assert origin.iterations == (3,)
     assert [row.largest for row in origin.inputs] == ([10000.0, 10.0] if not reverse else [20000.0, 200.0])
@@ -159,11 +162,12 @@ def test_nested_scans_and_an_infinite_slice():
     x[1, 2] = np.inf
     origin = first_nonfinite(fn, x, names=("x",)).origin
     assert origin.is_argument and origin.array.path == "x" and origin.array.largest == 1
+    assert origin.advice == "x was not finite when the function began: for weights, give those of the step before"
     x[1, 2] = 3.4e38
     x[2, 1] = 1e38
     finding = first_nonfinite(fn, x, names=("x",))
     assert finding.origin.array.primitive == "add" and finding.origin.iterations == (2, 1)
-    assert str(finding).endswith(", in iteration 2, 1; the result is not finite")
+    assert ", in iteration 2, 1; the result is not finite. Change its operands, " in str(finding)
 
 
 @pytest.mark.parametrize("checked", [True, False])
@@ -185,6 +189,31 @@ def test_device_is_blamed_and_the_all_reduce_is_not(checked):
     assert (origin.array.path, origin.array.primitive) == ("work", "exp")
     assert origin.devices == (1, 6) and origin.iterations == (2,)
     assert origin.array.shape == () and origin.array.largest == 1
+
+
+def test_equal_layers_are_told_apart_by_number_and_caller():
+    """As those of an NNX module, which opens no scopes."""
+
+    def layer(x, w):
+        return jax.nn.relu(x @ w) * F16(2)
+
+    def network(x, weights):
+        for w in weights:
+            x = layer(x, w)
+        return x
+
+    weights = [full((2, 2), w, F16) for w in (1, 10, 1000, 10, 1)]
+    finding = first_nonfinite(network, ones((1, 2), F16), weights)
+    assert finding.origin.repeat == (3, 5) and finding.origin.array.primitive == "dot_general"
+    here, first = __file__, network.__code__.co_firstlineno
+    assert f"number 3 of 5 from this line, which {here}:{first + 2} (" in str(finding) and "network) calls" in str(
+        finding
+    )
+
+
+def test_gradient_beyond_float16_advises_a_smaller_scale():
+    origin = first_nonfinite(jax.grad(lambda x: (x.astype(jnp.float32) * 1e5).sum()), ones((2,), F16)).origin
+    assert (origin.array.direction, origin.advice) == ("backward", "Try a smaller loss scale")
 
 
 def test_arguments_except_arrays_pass_unchanged():

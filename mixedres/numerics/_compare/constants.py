@@ -180,7 +180,7 @@ def _numbers_at(eqn: Equation) -> list[float]:
     """Returns the numbers in the line of code that wrote an equation."""
     if not (authors := jax_compat.authors(eqn.source_info.traceback)):
         return []
-    code, last = authors[0]
+    code, last, _ = authors[0]
     read = [(one.argval, one.positions and one.positions.lineno, one.offset) for one in dis.get_instructions(code)]
     line = next((line for _, line, offset in read if offset == last), None)
     return [float(number) for number, where, _ in read if where == line and type(number) in (int, float)]

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 from mixedres import amp
 from mixedres._internal import jax_compat
 from mixedres._internal.cli import console
+from mixedres._internal.module_paths import expression
 from mixedres._internal.tree import HALF, at_least_float32, is_half, is_inexact
 from mixedres._internal.types import Array, DType, Function, Jaxpr, PyTree
 from mixedres.numerics._compare.analysis import Analysis
@@ -278,7 +278,7 @@ def _mends(
     takes: dict[str, str] = {}
     for one in report.contributors[:_TRIED]:
         if one.row.path and one.row.primitive and one.share > 0.02:
-            pattern = _pattern(one.row.path)
+            pattern = expression(one.row.path)
             pattern = f"{kept}|{pattern}" if kept else pattern
             tried[f"keep_float32={pattern!r}"] = dataclasses.replace(
                 half, options=half.options | {"keep_float32": pattern}
@@ -340,17 +340,6 @@ def _takes(half: _Half, changed: _Half, args: Sequence[PyTree]) -> str:
     before, after = (sum(x.category == "allow" and x.dtype == one.dtype for x in one.decisions) for one in reports)
     fewer = "; a jax.named_scope of your own takes fewer" if r"/eqx\." in options[1]["keep_float32"] else ""
     return f"{before - after} of {before} products{fewer}" if before - after > 1 else ""
-
-
-def _pattern(path: str) -> str:
-    """Returns the expression of a scope and of all scopes inside.
-
-    It names the innermost scope of the user, if there is one: Equinox opens one scope, such as 'eqx.nn.Linear', for all
-    modules of a class, and an einsum one for its equation.
-    """
-    parts = path.split("/")
-    own = [i for i, part in enumerate(parts) if "->" not in part and not part.startswith("eqx.")]
-    return f"^/{re.escape('/'.join(parts[: own[-1] + 1] if own else parts))}(/|$)"
 
 
 def _compiled(fn: Function, args: Sequence[PyTree]) -> Callable[..., list[Any]]:

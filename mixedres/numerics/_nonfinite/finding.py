@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mixedres._internal.errors import listed
+from mixedres._internal.module_paths import expression
 from mixedres.numerics._recording.frames import Operation, Place, Statistics, Tensor, outside
 from mixedres.numerics._recording.readers import factors, hidden
 
@@ -44,6 +45,9 @@ class Origin:
       devices: mesh positions of the devices where it is not finite; () outside shard_map.
       iterations: iterations of the surrounding loops, outermost first.
       position: index of the array in the arrays of the finding.
+      repeat: (number, count) of the array among those that the same operations of the same line computed, as in equal
+        layers.
+      caller: line that called the function of the line; '' if unknown.
     """
 
     array: ArrayRecord
@@ -51,6 +55,8 @@ class Origin:
     devices: tuple[int, ...]
     iterations: tuple[int, ...]
     position: int
+    repeat: tuple[int, int] = (1, 1)
+    caller: str = ""
 
     @property
     def is_argument(self) -> bool:
@@ -60,7 +66,24 @@ class Origin:
     def __str__(self) -> str:
         inputs = " and ".join(f"{row.largest:.6g}" for row in self.inputs)
         of_inputs = f", of its inputs {inputs}" if inputs else ""
-        return f"{self.array} (largest finite magnitude {self.array.largest:.6g}{of_inputs})"
+        number, count = self.repeat
+        called = f", which {self.caller} calls" if self.caller else ""
+        repeat = f", number {number} of {count} from this line{called}" if count > 1 else ""
+        return f"{self.array}{repeat} (largest finite magnitude {self.array.largest:.6g}{of_inputs})"
+
+    @property
+    def advice(self) -> str:
+        """Returns what to try next."""
+        path, direction, dtype = self.array.path, self.array.direction, self.array.dtype
+        if self.is_argument:
+            return f"{path} was not finite when the function began: for weights, give those of the step before"
+        if dtype != np.float16:
+            return f"Change its operands, which have no finite result in {dtype}"
+        if direction != "forward":
+            return "Try a smaller loss scale"
+        if path:
+            return f"Try keep_float32={expression(path)!r}, or dtype='bfloat16'"
+        return "Wrap the operation, and what reads it until its values fit again, in a jax.named_scope for keep_float32"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +120,7 @@ class Finding:
         loops = f", in iteration {iterations}" if iterations else ""
         results = ", ".join(filter(None, self.nonfinite_results))  # a result that is no tree has no name
         ending = f"results that are not finite: {results}" if results else "the result is not finite"
-        return f"the first array that is not finite is {self.origin}{loops}; {ending}"
+        return f"the first array that is not finite is {self.origin}{loops}; {ending}. {self.origin.advice}"
 
 
 class Search:
@@ -158,6 +181,8 @@ class Search:
             devices=self._bad_devices(where),
             iterations=where[1],
             position=tensors.index(tensor) if tensor in tensors else 0,
+            repeat=_repeat(tensor, tensors),
+            caller=next(iter(tensor.callers), ""),
         )
 
     def _finite(self, place: Place) -> bool:
@@ -182,3 +207,9 @@ class Search:
             finite=bool((numbers[:, 0] == FINITE).all()),
             largest=float(numbers[:, 1].max()),
         )
+
+
+def _repeat(tensor: Tensor, tensors: list[Tensor]) -> tuple[int, int]:
+    """Returns the number of a tensor among those of equal operations of its line, from 1, and their count."""
+    alike = [other for other in tensors if tensor.source and other.operation == tensor.operation]
+    return (alike.index(tensor) + 1, len(alike)) if tensor in alike else (1, 1)

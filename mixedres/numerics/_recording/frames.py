@@ -99,7 +99,7 @@ class Tensor:
       links: function of an index to the arrays from which this array was computed.
       choosers: function of an index to the floating-point arrays from which integer operands were computed, such as the
         indices of a gather.
-      callers: for a cast, the lines that called the function of `source`, innermost first.
+      callers: the lines that called the function of `source`, innermost first.
     """
 
     frame: Frame

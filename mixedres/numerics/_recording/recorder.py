@@ -9,7 +9,6 @@ are single operations; of a `lax.platform_dependent` the branch of the platform 
 
 import dataclasses
 import functools
-import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -75,7 +74,7 @@ def is_widening(eqn: Equation) -> bool:
 
 
 class Site(NamedTuple):
-    """The place of an equation: indices that lead to it, named scopes, its line, and the lines of a cast's callers."""
+    """The place of an equation: indices that lead to it, named scopes, its line, and the lines of its callers."""
 
     path: Path = ()
     scope: str = ""
@@ -238,10 +237,7 @@ class Recorder:
         def equation(i: int, eqn: Equation, operands: list[Value]) -> Sequence[Value]:
             scope = "/".join(part for part in (site.scope, jax_compat.name_stack(eqn)) if part)
             # Operations in JAX itself, such as the inside of jnp.where, have the line of the call.
-            is_cast = eqn.primitive.name == "convert_element_type"
-            source, *callers = [*itertools.islice(jax_compat.source_lines(eqn), None if is_cast else 1)] or [
-                site.source
-            ]
+            source, *callers = jax_compat.source_lines(eqn) or [site.source, *site.callers]
             here = Site((*site.path, i), scope, source, tuple(callers))
             return self._equation(tape, eqn, here, operands)
 
