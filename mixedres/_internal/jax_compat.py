@@ -6,6 +6,7 @@ import os
 import pathlib
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -30,10 +31,10 @@ SIMPLE_CALLS = frozenset(
 
 # What makes the body of a function under jax.jit a part of the program that calls it; since JAX 0.11 True does so late.
 INLINE: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
-
 _NOTHING = contextlib.nullcontext()
-
-_KEPT_CASTS = jax.make_user_context(False)  # functions under jax.jit are traced anew inside `kept_casts`
+_ONE_AT_A_TIME = threading.RLock()
+# Whether the thread is inside `kept_casts`, where jax.jit traces anew. Late, because it empties the caches of jax.jit.
+_keeping: Callable[[], Any] = functools.cache(lambda: jax.make_user_context(False))
 # Frames that say nothing about who wrote an operation, and those of libraries.
 _PACKAGE = pathlib.Path(__file__).parent.parent
 _OWN = tuple(str(_PACKAGE / folder) + os.sep for folder in ("_internal", "amp", "numerics"))
@@ -234,26 +235,28 @@ def replicated(fn: Callable[..., Any], *args: Any) -> Any:
 
 @contextlib.contextmanager
 def kept_casts(is_kept: Callable[[Any, Any], bool]) -> Iterator[None]:
-    """Keeps casts of constants as operations of the programs traced inside, if `is_kept(constant, dtype)`.
+    """Keeps casts of constants as operations of the programs that the thread traces, if `is_kept(constant, dtype)`.
 
     JAX computes them while it traces. Casts by NumPy, as in `jnp.asarray(1e-8, jnp.float16)`, are not seen.
     """
-    convert, fold = jax_lax._convert_element_type, const_fold_rules[cast := jax_lax.convert_element_type_p]
+    with _ONE_AT_A_TIME, _keeping()(True):
+        convert, fold = jax_lax._convert_element_type, const_fold_rules[cast := jax_lax.convert_element_type_p]
 
-    def kept_fold(numbers: Any, params: Any, avals: Any) -> Any:
-        return None if is_kept(numbers[0], params["new_dtype"]) else fold(numbers, params, avals)
+        def kept_fold(numbers: Any, params: Any, avals: Any) -> Any:
+            is_operation = _keeping().value and is_kept(numbers[0], params["new_dtype"])
+            return None if is_operation else fold(numbers, params, avals)
 
-    def kept_convert(x: Any, new_dtype: Any = None, weak_type: Any = False, *args: Any, **options: Any) -> Any:
-        if not is_kept(x, new_dtype):
-            return convert(x, new_dtype, weak_type, *args, **options)
-        return cast.bind(np.asarray(x, np.float32), new_dtype=np.dtype(new_dtype), weak_type=weak_type, sharding=None)
+        def kept_convert(x: Any, new_dtype: Any = None, weak_type: Any = False, *args: Any, **options: Any) -> Any:
+            if not (_keeping().value and is_kept(x, new_dtype)):
+                return convert(x, new_dtype, weak_type, *args, **options)
+            exact, dtype = np.asarray(x, np.float32), np.dtype(new_dtype)
+            return cast.bind(exact, new_dtype=dtype, weak_type=weak_type, sharding=None)
 
-    const_fold_rules[cast], jax_lax._convert_element_type = kept_fold, kept_convert  # type: ignore[assignment]
-    try:
-        with _KEPT_CASTS(True):
+        const_fold_rules[cast], jax_lax._convert_element_type = kept_fold, kept_convert  # type: ignore[assignment]
+        try:
             yield
-    finally:
-        const_fold_rules[cast], jax_lax._convert_element_type = fold, convert
+        finally:
+            const_fold_rules[cast], jax_lax._convert_element_type = fold, convert
 
 
 def source_line(eqn: Equation) -> str:

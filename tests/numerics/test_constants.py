@@ -1,9 +1,12 @@
 """Constants that half precision rounds while a function is traced: `compare` beside float32, and what it names."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from mixedres.numerics import compare
 
@@ -117,6 +120,25 @@ def test_compiled_function_is_traced_anew_and_stays_as_it_is():
     program = str(jax.make_jaxpr(fn)(X.astype(F16)))
     assert compare(fn, X.astype(F16), dtype=None).error == 1.0
     assert str(jax.make_jaxpr(fn)(X.astype(F16))) == program and "2e-08" not in program
+
+
+def test_other_threads_are_traced_as_ever_and_an_error_leaves_nothing():
+    fn, programs = lambda h: 2e-8 * h + jnp.full_like(h, 1e-8), []
+
+    def ends(h):
+        thread = threading.Thread(target=lambda: programs.append(str(jax.make_jaxpr(fn)(X.astype(F16)))))
+        thread.start()
+        thread.join()
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        compare(ends, X.astype(F16), dtype=None)
+    assert programs == [str(jax.make_jaxpr(fn)(X.astype(F16)))] and "2e-08" not in programs[0]
+
+
+def test_parameters_of_modules_are_no_constants():
+    report = compare(lambda x: jax.lax.convert_element_type(nnx.Param(x), F16), X, dtype=None)
+    assert report.is_fine
 
 
 def normalized(h):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dis
 import math
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -36,8 +35,6 @@ _THROUGH = _COPIES | {"sqrt", "mul", "div", "square", "abs", "integer_pow", "red
 _THROUGH |= {"select_n", "reduce_max", "reduce_min", "gather", "dynamic_slice", "split", "pad"} | _SUMS
 # A number near 1 lost digits if its distance from 1 changes by more than this fraction.
 _DIGITS = 0.02
-# `unrounded` changes how JAX traces, in one thread at a time.
-_ALONE = threading.RLock()
 
 
 class _Lost(NamedTuple):
@@ -79,7 +76,7 @@ def unrounded() -> Iterator[None]:
     """
 
     def is_kept(constant: Any, dtype: Any) -> bool:
-        if dtype not in HALF or isinstance(constant, jax.core.Tracer | jax.Array):
+        if dtype not in HALF or isinstance(constant, jax.Array) or hasattr(constant, "__jax_array__"):
             return False
         exact = np.asarray(constant)
         if exact.dtype.kind not in "iuf" or exact.dtype == dtype:
@@ -88,7 +85,7 @@ def unrounded() -> Iterator[None]:
             rounded = exact.astype(dtype).astype(exact.dtype)
         return not (exact.any() and np.array_equal(rounded, exact, equal_nan=exact.dtype.kind == "f"))
 
-    with _ALONE, jax_compat.kept_casts(is_kept):
+    with jax_compat.kept_casts(is_kept):
         yield
 
 
