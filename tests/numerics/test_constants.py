@@ -167,9 +167,28 @@ def test_constant_that_became_zero_is_named(fn, meets):
 
 
 @pytest.mark.parametrize(
+    ("fn", "meets"),
+    [
+        (lambda h: jnp.sqrt(h + 1e-8), "sqrt"),
+        (lambda h: (h + 1e-8) ** 0.3, "pow"),
+        (lambda h: (h + 1e-8) ** -2, "integer_pow"),
+        (lambda h: jnp.log(jnp.where(h > 0, h, 1e-8)), "log"),
+        (lambda h: jnp.log(jax.jit(lambda h: h + 1e-8)(h) * 2), "log"),
+        (lambda h: jnp.log(jnp.max(h + jnp.full_like(h, 1e-8), -1)), "log"),
+        (lambda h: jnp.log((h + jnp.asarray(1e-8, h.dtype)).sum(-1)), "log"),
+        (lambda h: jax.lax.scan(lambda c, x: (x + 1e-8, jnp.log(c).sum()), h[0] + 1, h)[1], "log"),
+    ],
+)
+def test_constant_that_became_zero_is_followed(fn, meets):
+    report = compare(fn, POSITIVE.astype(F16), dtype=None)
+    assert report.error < 0.01 and not report.is_fine and f"the result meets {meets}." in report.zeros[0]
+
+
+@pytest.mark.parametrize(
     "fn",
     [
         lambda h: jnp.sqrt(jax.nn.relu(h)),
+        lambda h: jnp.sqrt(jnp.maximum(h, 1e-8)),
         lambda h: h / (1e-3 + jnp.abs(h)),
         lambda h: jax.nn.softmax(jnp.where(jnp.tri(8, 16, dtype=bool), h, -jnp.inf)),
         lambda h: jnp.maximum(h, 0) / 3,
