@@ -18,7 +18,7 @@ from jax.extend.core import Literal
 from mixedres._internal.types import Atom
 from mixedres.amp._cotangents import long_sums
 from mixedres.amp._graph import RANGE, SUM, Graph, Node, Value, exceeds, reach
-from mixedres.amp._loops import without_deciding
+from mixedres.amp._loops import without_deciding, without_solved
 from mixedres.amp._patterns import (
     PATTERNS,
     activations,
@@ -158,7 +158,7 @@ def color(graph: Graph) -> None:
     """Sets `half`, `saves_half`, `taint` and `reason` of every node of `graph`."""
     nodes = [node for node in graph.nodes if node.touches_f32]
     allowed = _without_tables([node for node in nodes if _runs_in_half(node, graph.dtype)])
-    allowed = without_deciding(graph, allowed)
+    allowed = without_solved(graph, without_deciding(graph, allowed))
     for node in allowed:
         node.half, node.reason = True, "on the allow list"
     if not allowed:

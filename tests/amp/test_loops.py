@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 from mixedres.amp import PrecisionWarning, _transform, autocast, explain
+from tests.amp.graphs import distance
 from tests.arrays import normal
 
 # No loop of the tests takes 100 iterations in float32.
@@ -225,3 +226,31 @@ def test_recursion_without_end_in_a_rule_is_raised():
 
     with pytest.raises(RecursionError):
         explain(lambda x, w: rule(x @ w))(B, W)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_covariance_that_a_solver_leads_to_itself_is_float32(dtype):
+    """Of a Kalman filter; with half products by hand its gradient is off by more than its size."""
+    rng = np.random.default_rng(0)
+    motion = np.eye(4) * 0.999 + 0.01 * rng.standard_normal((4, 4))
+    seen, measured = np.eye(2, 4), rng.standard_normal((60, 2))
+
+    def loss(motion, product=jnp.matmul):
+        def step(state, y):
+            x, p = state
+            x, p = product(motion, x), product(product(motion, p), motion.T) + 1e-4 * jnp.eye(4)
+            s = product(product(seen, p), seen.T) + 1e-4 * jnp.eye(2)
+            gain = product(product(p, seen.T), jnp.linalg.inv(s))
+            rest = y - product(seen, x)
+            likelihood = rest @ jnp.linalg.solve(s, rest) + jnp.linalg.slogdet(s)[1]
+            return (x + product(gain, rest), p - product(product(gain, seen), p)), likelihood
+
+        start = jnp.zeros(4, motion.dtype), 100 * jnp.eye(4, dtype=motion.dtype)
+        return jax.lax.scan(step, start, measured.astype(motion.dtype))[1].mean()
+
+    with jax.enable_x64(True):
+        want = jax.grad(loss)(jnp.asarray(motion))
+    motion, seen = motion.astype(np.float32), seen.astype(np.float32)
+    by_hand = jax.grad(lambda m: loss(m, lambda a, b: (a.astype(dtype) @ b.astype(dtype)).astype(jnp.float32)))(motion)
+    assert distance(jax.grad(autocast(loss, dtype))(motion), want) < 0.1
+    assert not distance(by_hand, want) < 1
