@@ -24,6 +24,7 @@ from mixedres.amp._patterns import (
     activations,
     divisor,
     is_safe_divisor,
+    long_products,
     only_divisors,
     rounding_commutes,
     saved_in_half,
@@ -243,8 +244,12 @@ def _is_outer(node: Node) -> bool:
 def _deny_forward(nodes: list[Node], dtype: np.dtype) -> None:
     """Taints deny ops and what follows through infer ops, and through clear ops that lead to deny or infer ops."""
     roots: dict[Node, str] = {}
+    products = long_products(nodes)
     for node in nodes:
-        if node.category == "deny":
+        if node in products and node.category == "infer":
+            node.taint, node.reason = RANGE, "a product of many"
+            roots[node] = f"{node.primitive}: {node.reason}"
+        elif node.category == "deny":
             node.taint = SUM if node.sums else RANGE
             why = "a sum, power or root" if node.sums else "its result may leave the range of half"
             node.reason = node.reason or f"on the deny list: {why}"

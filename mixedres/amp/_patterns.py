@@ -194,6 +194,22 @@ def _is_masked(node: Node) -> bool:
     )
 
 
+def long_products(nodes: Iterable[Node]) -> set[Node]:
+    """Returns the multiplications of a value with itself, pair by pair, again and again.
+
+    JAX makes them of `cumprod`, `prod` and `associative_scan` where it takes a gradient. Half would round each time.
+    """
+    pairs: dict[Node | None, Value] = {}
+    for node in nodes:
+        slices = [value.producer for value in node.ins]
+        if node.primitive == "mul" and all(maker is not None and maker.primitive == "slice" for maker in slices):
+            left, right = (maker.ins[0] for maker in slices if maker is not None)
+            if left is right:
+                pairs[node] = left
+    again = [(node, value.producer) for node, value in pairs.items() if value.producer in pairs]
+    return {node for pair in again for node in pair if node is not None}
+
+
 def divisor(node: Node) -> Value | None:
     """Returns the operand of a node that divides; None if there is none, or the operand is not float32."""
     position = DIVISORS.get(node.primitive)

@@ -11,18 +11,28 @@ so that no fusion of XLA is judged.
 """
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mixedres.amp import autocast
+from tests import ROOT
 from tests.amp.law.operations import Casts
 from tests.amp.law.programs import Program, programs
 
 __all__ = ["Program", "counterexample", "programs"]
 
-SLACK = 1.5
+
+def _bounds():
+    """Returns the factors of the table of docs/autocast.md: of operations between products, and of other programs."""
+    law = (ROOT / "docs" / "autocast.md").read_text().partition("**The law.**")[2].partition("\n\nA product")[0]
+    between, saved = re.findall(r"\| ([\d.]+) times by hand", law)
+    return float(between), float(saved)
+
+
+BETWEEN, OTHERS = _bounds()
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 SEEDS = 15  # values for a program that seems to break the law: in one of them a rounding may happen to be small
 
@@ -37,11 +47,12 @@ def evaluated(program, casts, args, scale, rewrite=None):
 
     inner, outer = rewrite or (lambda f: f, lambda f: f)
     (value, values), grads = outer(jax.value_and_grad(inner(loss), positions, has_aux=True))(*args)
+    assert {leaf.dtype for leaf in (value, *values, *grads)} == {args[0].dtype}
     return [np.asarray(leaf, np.float64) for leaf in (value, *values, *grads)]
 
 
 def errors(program, dtype, seed, scale):
-    """Returns {order: [(error of autocast, error of the casts, norm) of each result]}, in absolute l2 norms."""
+    """Returns {order: [(error of autocast, bound by casts by hand, norm) of each result]}, in absolute l2 norms."""
     args = program.arguments(seed)
     with jax.enable_x64(True):
         want = evaluated(program, Casts(), [jnp.asarray(x, "float64") for x in args], scale)
@@ -52,10 +63,9 @@ def errors(program, dtype, seed, scale):
             float(np.linalg.norm(f - w)) if np.isfinite(f).all() else np.inf for f, w in zip(found, want, strict=True)
         ]
 
-    others = [
-        evaluated(program, casts, args, scale) for casts in (Casts(), Casts(dtype), Casts(dtype, infer_in_half=True))
-    ]
-    bounds = np.max([distances(found) for found in others], 0)
+    others = {Casts(): OTHERS, Casts(dtype): OTHERS, Casts(dtype, infer_in_half=True): BETWEEN}
+    found = [factor * np.asarray(distances(evaluated(program, c, args, scale))) for c, factor in others.items()]
+    bounds = np.max(found, 0)
     orders = {
         "grad(autocast)": (functools.partial(autocast, dtype=dtype), lambda f: f),
         "autocast(grad)": (lambda f: f, functools.partial(autocast, dtype=dtype)),
@@ -67,11 +77,11 @@ def errors(program, dtype, seed, scale):
     }
 
 
-def broken(rows, dtype):
-    """Returns the results that break the law."""
+def broken(rows, dtype, noise=1.0):
+    """Returns the results that break the law; `noise` is the factor by which medians of roundings differ by chance."""
     found, bound, norm = np.moveaxis(rows, -1, 0)
     with np.errstate(invalid="ignore"):
-        return np.isfinite(bound) & ~(found <= SLACK * bound + ROUNDING[dtype] * norm)
+        return np.isfinite(bound) & ~(found <= noise * bound + ROUNDING[dtype] * norm)
 
 
 def counterexample(program, dtype, scale):
@@ -82,7 +92,7 @@ def counterexample(program, dtype, scale):
             continue
         all_rows = np.stack([rows, *(errors(program, dtype, seed, scale)[order] for seed in range(1, SEEDS))])
         median = np.median(all_rows, 0)
-        if broken(median, dtype).any():
+        if broken(median, dtype, noise=1.2).any():
             worst = np.max(median[:, 0] / (median[:, 1] + ROUNDING[dtype] * median[:, 2] + 1e-300))
             return order, worst, median
     return None
