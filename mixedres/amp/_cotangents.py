@@ -26,7 +26,7 @@ def sum_in_float32(graph: Graph) -> None:
         return
     moved: set[Node] = set()
     for node in graph.nodes:
-        if node in leads and graph.copies(node):
+        if node in leads and (graph.copies(node) or _overlaps(node)):
             moved.add(node)
         for value in node.outs if node.half or node in moved else ():
             readers = cotangent_readers(value)
@@ -86,6 +86,14 @@ def _passes_cotangents(node: Node) -> bool:
         return False
     dtypes = (getattr(value.aval, "dtype", None) for value in node.outs)
     return any(dtype is not None and jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes)
+
+
+def _overlaps(node: Node) -> bool:
+    """Returns whether a node takes extremes of overlapping windows, so that an element may be read more than once."""
+    if node.primitive not in ("reduce_window_max", "reduce_window_min"):
+        return False
+    sizes, strides = node.eqn.params["window_dimensions"], node.eqn.params["window_strides"]
+    return any(size > stride for size, stride in zip(sizes, strides, strict=True))
 
 
 def _leading_to_float32(nodes: list[Node]) -> set[Node]:

@@ -22,7 +22,7 @@ from mixedres._internal import jax_compat
 from mixedres._internal.module_paths import modules
 from mixedres._internal.tree import FLOAT32, is_half
 from mixedres._internal.types import Array, Equation
-from mixedres.amp._rules import COPIES, DEVICE_COPIES, GATHERS, JOINS, Lists
+from mixedres.amp._rules import COPIES, DEVICE_COPIES, GATHERS, JOINS, RUNNING_EXTREMES, Lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,14 +299,14 @@ class Graph:
     def copies(self, node: Node) -> bool:
         """Returns whether a half node copies elements of an operand whose gradient must be summed in float32."""
         name, eqn = node.primitive, node.eqn
-        if not node.half or name not in COPIES | DEVICE_COPIES | GATHERS | JOINS:
+        if not node.half or name not in COPIES | DEVICE_COPIES | GATHERS | JOINS | RUNNING_EXTREMES:
             return False
         if name in JOINS:
             return repeats(eqn)
         if name in COPIES and name != "gather":
             operand = eqn.invars[0]
             return not isinstance(operand, Literal) and exceeds(eqn.outvars[0].aval.shape, operand.aval.shape)
-        return name == "gather" or self.copies_to_devices(node)
+        return name == "gather" or name in RUNNING_EXTREMES or self.copies_to_devices(node)
 
     def has_half(self, path: Path) -> bool:
         """Returns whether anything under `path` is computed in half."""

@@ -176,3 +176,18 @@ def test_cotangents_of_a_converted_half_array_are_added_in_float32():
     found = jax.grad(autocast(lambda z: loss(z, jnp.matmul), "bfloat16"))(z)
     want = jax.grad(lambda z: loss(z, lambda *args: by_hand("bfloat16", *args)))(z)
     np.testing.assert_array_equal(found.astype("float32"), want.astype("float32"))
+
+
+@pytest.mark.parametrize("dtype", SCALES)
+def test_softmax_that_is_saved_in_half_keeps_the_gradient_of_what_is_sure(dtype):
+    """The derivative is p (g - sum(p g)), which a p that was rounded to 1 made zero."""
+    values, weights = RANDOM.standard_normal((2, 32, 32)).astype(np.float32)
+    scores = (10 * np.eye(32) + 0.1 * RANDOM.standard_normal((32, 32))).astype(np.float32)
+
+    def loss(scores, values, product=jnp.matmul):
+        return SCALES[dtype] * (product(nn.softmax(scores), values) * weights).mean()
+
+    with jax.enable_x64(True):
+        want = jax.grad(loss)(scores.astype("float64"), values.astype("float64"))
+    bound = distance(jax.grad(lambda z, v: loss(z, v, lambda *args: by_hand(dtype, *args)))(scores, values), want)
+    assert distance(jax.grad(autocast(loss, dtype))(scores, values), want) <= 1.5 * bound

@@ -98,7 +98,7 @@ def saving_half(eqn: Equation, half: np.dtype, operands: Sequence[Array], rounde
     """Evaluates mul, div or a function of one array in float32, and saves half residuals for its derivative.
 
     Args:
-      eqn: the equation.
+      eqn: the equation; a quotient is that of a softmax, whose divisor has size 1 along the axes of the sum.
       half: dtype of the residuals.
       operands: the operands in float32.
       rounded: half copies of the operands of a product, which other operations may read too; empty for other equations.
@@ -118,7 +118,7 @@ def saving_half(eqn: Equation, half: np.dtype, operands: Sequence[Array], rounde
         results = function(operands, rounded)
         if divides:
             inverse = 1 / operands[1]
-            linear = [lambda t: inverse * t, lambda t: -_times(results[1], inverse * t)]
+            linear = [lambda t: inverse * t, lambda t: -_share_of(results[1], inverse * t)]
         else:
             factors = rounded[::-1] or [_slope(eqn, operands[0], half)]
             linear = [functools.partial(_times, factor) for factor in factors]
@@ -150,3 +150,15 @@ def _slope(eqn: Equation, operand: Array, half: np.dtype) -> Any:
 def _times(factor: Array, tangent: Array) -> Any:
     """Returns a float32 tangent times a half factor. Without checkpoint JAX would save the factor in float32."""
     return cast(factor, jnp.float32) * tangent
+
+
+@functools.partial(jax.jit, inline=jax_compat.INLINE)
+@functools.partial(jax.checkpoint, prevent_cse=False)
+def _share_of(softmax: Array, tangent: Array) -> Any:
+    """Returns a tangent of the divisor times a softmax that was rounded to half, made to sum up to 1 again.
+
+    The derivative of a softmax is p (g - sum(p g)). If one p is almost 1, the difference is lost unless p sums up to 1.
+    """
+    p = cast(softmax, jnp.float32)
+    axes = tuple(i for i, (size, one) in enumerate(zip(p.shape, tangent.shape, strict=True)) if size != one)
+    return p / p.sum(axes, keepdims=True) * tangent
