@@ -58,7 +58,7 @@ LEFT_OUT |= {
     *("regularized_incomplete_beta", "polygamma", "zeta", "nextafter", "name", "select_and_gather_add", "reciprocal"),
     *("symmetric_product", "zeros_like", "one_minus_square", "le", "eq_to", "le_to", "lt_to", "copy_p", "broadcast_to"),
     *("expand_dims", "ragged_dot", "scatter_add", "scatter_max", "scatter_min", "scatter_mul", "scatter_sub"),
-    "scatter-sub",
+    *("scatter-sub", "log2"),
 }
 
 

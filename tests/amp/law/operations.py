@@ -149,7 +149,7 @@ SAME = {
     "ceil round": ("infer", lambda x: x - jnp.round(x) + jnp.ceil(0.5 * x), 1),
     "max": ("clear", jnp.maximum, 2),
     "min": ("clear", jnp.minimum, 2),
-    "clamp": ("clear", lambda x: jnp.clip(x, -1.5, 1.25), 1),
+    "clamp": ("clear", lambda x: lax.clamp(jnp.full_like(x, -1.5), x, jnp.full_like(x, 1.25)), 1),
     "where": ("clear", lambda x, y: jnp.where(jnp.asarray(MASK[x.shape[1]]), x, y), 2),
     "where zero": ("clear", lambda x: jnp.where(jnp.asarray(MASK[x.shape[1]]), x, 0), 1),
     "broadcast row": ("clear", lambda x: jnp.broadcast_to(x[3:4], x.shape), 1),
