@@ -151,7 +151,7 @@ def test_half_and_float32_cotangents_are_added_in_float32():
 
 @pytest.mark.parametrize("dtype", SCALES)
 def test_cotangents_of_many_products_are_added_in_float32(dtype):
-    """Of a half value with a reader for each step of an unrolled loop; in half, the sum is rounded at each step."""
+    """A half value has a reader for each step of an unrolled loop. In half, the sum would be rounded at each step."""
     x, v, *ws = (RANDOM.standard_normal((WIDTH, WIDTH)).astype(np.float32) for _ in range(102))
 
     def loss(x, product=jnp.matmul):

@@ -230,7 +230,7 @@ def test_recursion_without_end_in_a_rule_is_raised():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_covariance_that_a_solver_leads_to_itself_is_float32(dtype):
-    """Of a Kalman filter; with half products by hand its gradient is off by more than its size."""
+    """The covariance is that of a Kalman filter. By hand, half products put its gradient off by more than its size."""
     rng = np.random.default_rng(0)
     motion = np.eye(4) * 0.999 + 0.01 * rng.standard_normal((4, 4))
     seen, measured = np.eye(2, 4), rng.standard_normal((60, 2))

@@ -54,7 +54,7 @@ class _Lost(NamedTuple):
 
 
 class _Value(NamedTuple):
-    """What is known of a value.
+    """Knowledge about a value.
 
     Attributes:
       number: its number, for a constant of one number; else None.
@@ -90,7 +90,7 @@ def unrounded() -> Iterator[None]:
 
 
 class Constants(NamedTuple):
-    """What half precision does to the constants of a program.
+    """Effects of half precision on the constants of a program.
 
     Attributes:
       wrong: a sentence for each constant that makes the program wrong.
