@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from mixedres.numerics import compare
 
@@ -137,6 +136,7 @@ def test_other_threads_are_traced_as_ever_and_an_error_leaves_nothing():
 
 
 def test_parameters_of_modules_are_no_constants():
+    nnx = pytest.importorskip("flax.nnx")
     report = compare(lambda x: jax.lax.convert_element_type(nnx.Param(x), F16), X, dtype=None)
     assert report.is_fine
 
