@@ -185,8 +185,8 @@ def build(
     color(graph)
     if whole:
         keep_float32_results(graph)
-    sum_in_float32(graph)
     widen(graph)
+    sum_in_float32(graph)
     graph.index_regions()
     return graph
 

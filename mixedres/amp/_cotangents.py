@@ -19,21 +19,33 @@ def sum_in_float32(graph: Graph) -> None:
     """Makes half clear operations float32 that would round a cotangent before the cotangent is added to others.
 
     These operations lead to float32 readers, and either read a value that others read too, or read elements of a value
-    more than once. They round nothing in the forward pass, so their result is the same in float32.
+    more than once. They round nothing in the forward pass, so their result is the same in float32. Among them are
+    operations on half values of the original program.
     """
     leads = _leading_to_float32(graph.nodes)
     if not leads:
         return
     moved: set[Node] = set()
+
+    def move(value: Value) -> None:
+        readers = cotangent_readers(value)
+        if len(readers) > 1 or value.producer in moved:
+            moved.update(leads.intersection(readers))
+
+    for value in graph.arguments[()]:
+        if value.is_half:
+            move(value)
     for node in graph.nodes:
         if node in leads and (graph.copies(node) or _overlaps(node)):
             moved.add(node)
-        for value in node.outs if node.half or node in moved else ():
-            readers = cotangent_readers(value)
-            if len(readers) > 1 or node in moved:
-                moved.update(leads.intersection(readers))
+        for value in node.outs:
+            if node.half or node in moved or value.is_half:
+                move(value)
     for node in moved:
-        node.half, node.reason = False, "clear, cotangents of its operand are added in float32"
+        if node.half:
+            node.half, node.reason = False, "clear, cotangents of its operand are added in float32"
+        else:
+            node.widen()
 
 
 def long_sums(nodes: list[Node]) -> set[Node]:
@@ -56,13 +68,19 @@ def cotangent_readers(value: Value) -> list[Node]:
 
 def reads_in_float32(value: Value) -> bool:
     """Returns whether a float32 cotangent comes to a value: from a float32 reader, or from outside of the program."""
-    return value.returned or any(not reader.half for reader in cotangent_readers(value))
+    readers = cotangent_readers(value)
+    return (value.returned and value.is_f32) or any(not _passes_half(reader, value) for reader in readers)
 
 
 def sums_in_float32(value: Value) -> bool:
     """Returns whether the cotangents of a half value are added in float32: of half and float32 readers, or of many."""
     halves = sum(reader.half for reader in value.consumers)
     return halves > MOST_IN_HALF or (halves > 0 and reads_in_float32(value))
+
+
+def meets_float32(value: Value) -> bool:
+    """Returns whether a half value of the original program has several cotangents, one of them in float32."""
+    return len(cotangent_readers(value)) > 1 and reads_in_float32(value)
 
 
 def rounds_cotangents(value: Value, path: Path, *, inside: bool) -> bool:
@@ -75,9 +93,22 @@ def rounds_cotangents(value: Value, path: Path, *, inside: bool) -> bool:
     """
     readers = cotangent_readers(value)
     beyond = [reader for reader in readers if (reader.path[: len(path)] == path) == inside]
+    if any(reader.primitive == "add_any" and reader.widened for reader in beyond):
+        return True  # in the graph of a gradient the value is a cotangent
     if len(beyond) == len(readers) and (inside or not value.returned):
         return False
-    return any(not reader.half for reader in beyond) or (value.returned and not inside)
+    wide = any(not _passes_half(reader, value) for reader in beyond)
+    return wide or (value.returned and value.is_f32 and not inside)
+
+
+def _passes_half(reader: Node, value: Value) -> bool:
+    """Returns whether the cotangent that a reader passes to a value is half."""
+    if value.is_f32:
+        return reader.half
+    result = reader.outs[0]
+    if reader.primitive == "convert_element_type" and not result.is_half:
+        return result.is_f32 and not reads_in_float32(result)
+    return not reader.widened
 
 
 def _passes_cotangents(node: Node) -> bool:
@@ -100,8 +131,14 @@ def _leading_to_float32(nodes: list[Node]) -> set[Node]:
     """Returns the half clear nodes that float32 nodes read, directly or through half clear nodes."""
     found: set[Node] = set()
     for node in reversed(nodes):  # every reader of a node comes before the node
-        if node.half and node.category == "clear" and _passes_cotangents(node):
-            values = [value for value in node.outs if value.is_f32]
+        if node.category == "clear" and (node.half or _is_on_half(node)) and _passes_cotangents(node):
+            values = [value for value in node.outs if value.is_f32 or value.is_half]
             if not values or any(reads_in_float32(value) or not found.isdisjoint(value.consumers) for value in values):
-                found.add(node)  # without a float32 result, the node converts to another dtype, such as complex64
+                found.add(node)  # without such a result, the node converts to another dtype, such as complex64
     return found
+
+
+def _is_on_half(node: Node) -> bool:
+    """Returns whether a node computes in half as the original program does."""
+    converts = node.primitive == "convert_element_type"
+    return not converts and not node.widened and any(value.is_half for value in node.outs)

@@ -46,6 +46,11 @@ class Scope:
         return Scope(_joined(self.path, label), self.names)
 
     @property
+    def is_backward(self) -> bool:
+        """Returns whether an operation here is of a backward pass, as JAX marks it."""
+        return "transpose(" in self.path
+
+    @property
     def modules(self) -> tuple[str, ...]:
         """Returns `names` without the scopes of flax methods: ('norm1',) for ('norm1', 'norm1._average')."""
         return modules(self.names)
@@ -230,6 +235,11 @@ class Node:
         for value in self.outs:
             if value.is_f32:
                 yield from value.consumers
+
+    def widen(self) -> None:
+        """Makes the node, on half values of the original program, compute in float32."""
+        dtype = next(value.aval.dtype for value in self.ins + self.outs if value.is_half)
+        self.widened, self.reason = True, f"float32, although its values are {dtype}"
 
     @property
     def has_half_product(self) -> bool:

@@ -10,9 +10,9 @@ from mixedres.amp._rules import COLLECTIVE_SUMS
 def widen(graph: Graph) -> None:
     """Sets `widened` of the operations on half values of the original program that need float32.
 
-    These are the operations of the deny list except sums over devices, conversions of sums and means to half, the infer
-    and clear operations that follow, and the operations that only such operations read. Other operations read the
-    results in half, as the original program does.
+    These are the operations of the deny list except sums over devices, conversions to half of sums, of means, and of
+    cotangents that are added to others, the infer and clear operations that follow, and the operations that only such
+    operations read. Other operations read the results in half, as the original program does.
     """
 
     def on_half(node: Node) -> bool:
@@ -23,7 +23,8 @@ def widen(graph: Graph) -> None:
 
     def needs_float32(node: Node) -> bool:
         if node.primitive == "convert_element_type":
-            return node.outs[0].is_half and _is_of_sums(node.ins[0])
+            adds_up = node.scope.is_backward and not added.isdisjoint(readers(node))
+            return node.outs[0].is_half and (adds_up or _is_of_sums(node.ins[0]))
         return node.category == "deny" and node.primitive not in COLLECTIVE_SUMS
 
     def follows(node: Node) -> bool:
@@ -37,6 +38,12 @@ def widen(graph: Graph) -> None:
             return all(reader.category == "deny" for reader in node.consumers())
         return node.widened or node in before
 
+    # Nodes whose results lead to a sum of cotangents, but not through a product.
+    added: set[Node] = set()
+    for node in reversed(graph.nodes):  # every reader of a node comes before the node
+        leads = node.category not in ("allow", "unlisted") and not added.isdisjoint(readers(node))
+        if node.primitive == "add_any" or (leads and node.primitive != "convert_element_type"):
+            added.add(node)
     for node in (roots := [node for node in graph.nodes if on_half(node) and needs_float32(node)]):
         node.widened = True
     for node in reach(roots, readers, follows):
@@ -52,8 +59,7 @@ def widen(graph: Graph) -> None:
         node.widened = node.widened or (node in before and rounds)
     for node in graph.nodes:
         if node.widened:
-            dtype = next(value.aval.dtype for value in node.ins + node.outs if value.is_half)
-            node.reason = f"float32, although its values are {dtype}"
+            node.widen()
 
 
 def _is_of_sums(value: Value) -> bool:

@@ -129,6 +129,53 @@ def test_gradient_of_a_sure_model_is_as_right_as_with_casts_by_hand(name, dtype)
     assert max(found) <= 1.1 * bound and bound < 0.1, (found, bound)
 
 
+def halves(x, w):
+    """The logits of a program that computes in half itself; in float64 for float64 operands."""
+    return x @ w if x.dtype == "float64" else x.astype("bfloat16") @ w.astype("bfloat16")
+
+
+def in_float32(logits):
+    return logits if logits.dtype == "float64" else logits.astype("float32")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["policy gradient", "masked", "max", "padded", "scan and a reader outside", "remat of each reader", "shard_map"],
+)
+def test_gradient_of_half_logits_of_the_program_is_as_right_as_of_float32_logits(name):
+    loss = LOSSES[name]
+    bound = errors(lambda x, w: loss(x @ w), lambda x, w: loss(by_hand("bfloat16", x, w)), "bfloat16")[-1]
+    *found, _ = errors(lambda x, w: loss(halves(x, w)).astype("float32"), lambda x, w: x.sum(), "bfloat16")
+    assert max(found) <= 1.1 * bound, (found, bound)
+
+
+@pytest.mark.parametrize("map_rows", [False, True])
+def test_half_logits_that_the_program_converts_for_each_reader_are_read_in_float32_once(map_rows):
+    def row(logits, label):
+        return nn.logsumexp(in_float32(logits)) - in_float32(logits[label])
+
+    def loss(logits):
+        return (
+            lax.map(lambda each: row(*each), (logits, LABELS)) if map_rows else jax.vmap(row)(logits, LABELS)
+        ).mean()
+
+    *found, bound = errors(lambda x, w: loss(halves(x, w)), lambda x, w: loss(by_hand("bfloat16", x, w)), "bfloat16")
+    assert max(found) <= 1.1 * bound, (found, bound)
+
+
+def test_half_values_of_the_program_keep_their_rounding_and_their_dtype():
+    """What is lost by a conversion to half stays lost: compensated sums measure it."""
+
+    def lost(x, w):
+        return x - x.astype("bfloat16").astype("float32") + 0 * (x @ w).sum(), (
+            x.astype("bfloat16") @ w.astype("bfloat16")
+        )[0]
+
+    (found, logits), (want, _) = autocast(lost, "bfloat16")(X, W), lost(X, W)
+    np.testing.assert_array_equal(found, want)
+    assert logits.dtype == "bfloat16" and np.abs(want).max() > 0
+
+
 @pytest.mark.parametrize("call", [jax.checkpoint, lambda f: lambda x, w: lax.map(lambda row: f(row, w), x)])
 def test_logits_that_a_call_reads_and_returns_are_returned_in_float32(call):
     def program(x, w, product=jnp.matmul):

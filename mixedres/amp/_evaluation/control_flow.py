@@ -13,9 +13,10 @@ from jax.sharding import Sharding
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jaxprs import control_flow
+from mixedres._internal.tree import FLOAT32
 from mixedres._internal.types import Array, Equation
 from mixedres.amp._cotangents import rounds_cotangents
-from mixedres.amp._evaluation.values import Cell, as_computed, as_float32, cells
+from mixedres.amp._evaluation.values import Cell, as_computed, as_dtype, as_float32, as_given, cells
 from mixedres.amp._graph import Graph, Path, Value
 
 EvaluateBody = Callable[[Any, Path, Sequence[Any]], list[Any]]
@@ -41,7 +42,7 @@ def _constrained(values: list[Array], shardings: tuple[Any, ...]) -> list[Any]:
         if not isinstance(sharding, Sharding):
             return value
         array = lax.with_sharding_constraint(as_computed(value), sharding)
-        return Cell(array) if isinstance(value, Cell) else array
+        return Cell(array) if isinstance(value, Cell) and value.dtype == FLOAT32 else array
 
     return [constrain(value, sharding) for value, sharding in zip(values, shardings, strict=True)]
 
@@ -56,10 +57,16 @@ def _entering(graph: Graph, path: Path, args: Sequence[Any]) -> list[Any]:
 
 
 def _leaving(graph: Graph, path: Path, results: Sequence[Any], state: int = 0) -> list[Any]:
-    """Returns the arrays of the results of a body, of which the first `state` are float32."""
-    found = [as_float32(result) for result in results[:state]]
+    """Returns the arrays of the results of a body; the first `state`, of a loop, have the dtypes of the program."""
+    found = [as_given(result) for result in results[:state]]
     pairs = zip(results[state:], graph.results[path][state:], strict=True)
     return found + [_crossing(result, of, path, inside=False) for result, of in pairs]
+
+
+def _of_branch(value: Any, of: Value, path: Path) -> Any:
+    """Returns the array of a result of a branch, in the dtype that the result has in every branch."""
+    wide = of.is_half and rounds_cotangents(of, path, inside=False)
+    return as_dtype(as_float32(value), FLOAT32) if wide else as_given(value)
 
 
 def _remat(evaluate: EvaluateBody, graph: Graph, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
@@ -80,9 +87,9 @@ def _with_bodies(evaluate: EvaluateBody, graph: Graph, eqn: Equation, path: Path
     """Evaluates a shard_map, a loop or a cond."""
     name, found = eqn.primitive.name, control_flow.bodies(eqn, None)
     operands = _entering(graph, path, args)
-    # The constants of a scan are cast inside the loop: their gradients are summed over the steps, in float32.
-    for part in (found[-1].carry, *[found[0].consts] * (name == "scan")):
-        operands[part] = [as_float32(arg) for arg in args[part]]
+    operands[found[-1].carry] = map(as_given, args[found[-1].carry])
+    if name == "scan":  # its constants are cast inside the loop: their gradients are summed over the steps, in float32
+        operands[found[0].consts] = map(as_float32, args[found[0].consts])
 
     def function(number: int, body: control_flow.Body) -> Callable[..., list[Any]]:
         variables = jax_compat.opened(body.jaxpr)[0].invars
@@ -94,8 +101,10 @@ def _with_bodies(evaluate: EvaluateBody, graph: Graph, eqn: Equation, path: Path
                 if isinstance(value, Cell) and name == "scan":
                     value.shared = True  # the compiler merges equal casts, but not what a loop saves of them
             results = evaluate(body.jaxpr, (*path, number), values)
-            if name in ("cond", "while"):
-                return [as_float32(result) for result in results]
+            if name == "while":
+                return [as_given(result) for result in results]
+            if name == "cond":  # all branches return the same dtypes
+                return [_of_branch(*pair, path) for pair in zip(results, graph.results[path], strict=True)]
             return _leaving(graph, path, results, state)
 
         return run

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres._internal import jax_compat
-from mixedres._internal.tree import is_half
+from mixedres._internal.tree import FLOAT32
 from mixedres._internal.types import Array, Equation, Function, Jaxpr
-from mixedres.amp._cotangents import sums_in_float32
+from mixedres.amp._cotangents import meets_float32, sums_in_float32
 from mixedres.amp._evaluation import custom_derivatives
 from mixedres.amp._evaluation.control_flow import evaluate_call
 from mixedres.amp._evaluation.equation import Kind, call, has_rule, kind_of, kinds
-from mixedres.amp._evaluation.values import Cell, Widened, as_computed, as_float32, cast, cells, is_f32
+from mixedres.amp._evaluation.values import Cell, as_computed, as_float32, as_given, cast, cells, is_f32
 from mixedres.amp._evaluation.widening import evaluate_widened
 from mixedres.amp._graph import Graph, Node, Path, Value
 
@@ -34,7 +34,7 @@ def run(graph: Graph, rewrite: Function, args: Sequence[Array]) -> list[Any]:
     """
     inner, _ = jax_compat.opened(graph.jaxpr)
     results = Evaluator(graph, rewrite).body(graph.jaxpr, (), cells(inner.invars, args))
-    return [as_float32(value) for value in results]
+    return list(map(as_given, results))
 
 
 class Evaluator:
@@ -78,20 +78,21 @@ class Evaluator:
             return _marked(results, self.graph.results[path], passed=True)
         if node is not None and node.program is not None:
             rewrite = functools.partial(self.rewrite, scope=node.scope)
-            results = custom_derivatives.call_rewritten(eqn, [as_float32(arg) for arg in args], rewrite)
+            results = custom_derivatives.call_rewritten(eqn, list(map(as_given, args)), rewrite)
         elif node is not None and node.widened:
-            return self.widened(eqn, args)
-        elif eqn.primitive.name == "convert_element_type":
-            results = [self.convert(eqn, args[0], half=node is not None and node.half)]
-            return _marked(results, node.outs if node is not None else ())
+            results = evaluate_widened(eqn, list(map(as_float32, args)))
+        elif node is not None and node.primitive == "convert_element_type":
+            results = [self.convert(eqn, args[0], half=node.half)]
+            return _marked(results, node.outs)
         else:
             half = node is not None and node.half
-            arrays = [_given(arg, self.dtype) if half else as_float32(arg) for arg in args]
+            arrays = [_given(arg, self.dtype) if half else as_given(arg) for arg in args]
             if node is not None and node.saves_half:
                 rounded = [arg.half(self.dtype) for arg in args] if node.primitive == "mul" else []
-                return [Cell(*self.leaf(node, [*arrays, *rounded]))]
+                result, *copy = self.leaf(node, [*arrays, *rounded])
+                return [Cell(result, exact=copy[0] if copy else None)]
             results = jax_compat.bind(eqn, *arrays) if node is None else self.leaf(node, arrays)
-        return _marked(cells(eqn.outvars, results), node.outs if node is not None else ())
+        return _marked(cells(eqn.outvars, results), self.graph.results[path] if node is None else node.outs)
 
     def leaf(self, node: Node, arrays: Sequence[Array]) -> list[Any]:
         """Evaluates a node without a body."""
@@ -100,18 +101,8 @@ class Evaluator:
         # A shared function saves time where JAX traces a derivative; to record it takes longer than one equation.
         return call(self.rules[node], arrays) if has_rule(node) else kind_of(self.graph, node).evaluate(arrays)
 
-    def widened(self, eqn: Equation, args: list[Array]) -> list[Any]:
-        """Evaluates an equation on half values of the original program in float32."""
-        arrays = [arg.array if isinstance(arg, Widened) else as_float32(arg) for arg in args]
-        results = evaluate_widened(eqn, arrays)
-        halves = [is_half(var.aval) for var in eqn.outvars]
-        found = zip(cells(eqn.outvars, results), eqn.outvars, halves, strict=True)
-        return [Widened(result, var.aval.dtype) if half else result for result, var, half in found]
-
     def convert(self, eqn: Equation, arg: Array, *, half: bool) -> Any:
         """Evaluates a conversion of the original program so that the computed value is rounded only once."""
-        if isinstance(arg, Widened):
-            arg = Cell(arg.array)
         target = self.dtype if half and is_f32(eqn.outvars[0].aval) else eqn.params["new_dtype"]
         if isinstance(arg, Cell) and target == self.dtype:
             result = arg.half(target)
@@ -121,25 +112,35 @@ class Evaluator:
             result = cast(as_float32(arg), target) if half else jax_compat.bind(eqn, as_float32(arg))[0]
         if not is_f32(eqn.outvars[0].aval):
             return result
-        return Cell(result, None if isinstance(arg, Cell) else arg)
+        if not isinstance(arg, Cell):
+            return Cell(result, exact=arg)
+        return Cell(result, exact=arg.given() if arg.array.dtype == arg.dtype != FLOAT32 else None)
 
 
 def _marked(values: Sequence[Any], of: Sequence[Value], *, passed: bool = False) -> list[Any]:
     """Returns values, with the mark `shared` on their cells; `of` are the same values in the graph.
 
-    Float32 values that are `passed` to a body or from one are marked where they are made.
+    Float32 values that are `passed` to a body or from one are marked where they are made. A half value of the program
+    gets a cell if its cotangents are to be added in float32.
     """
-    for cell, value in zip(values, of, strict=False):
-        if isinstance(cell, Cell):
-            if cell.is_half:
-                cell.shared = sums_in_float32(value)
+
+    def marked(array: Any, value: Value) -> Any:
+        if value.is_half and not isinstance(array, Cell) and meets_float32(value):
+            array = Cell(array, value.aval.dtype)
+        if isinstance(array, Cell):
+            if value.is_half:
+                array.shared = meets_float32(value)
+            elif array.is_half:
+                array.shared = sums_in_float32(value)
             elif not passed:
-                cell.shared = sum(reader.half or reader.saves_half for reader in value.consumers) > 1
-    return list(values)
+                array.shared = sum(reader.half or reader.saves_half for reader in value.consumers) > 1
+        return array
+
+    return list(map(marked, values, of)) if of else list(values)
 
 
 def _given(arg: Array, dtype: np.dtype) -> Any:
     """Returns the array of an operand of a half node."""
-    if isinstance(arg, Cell) and (arg.shared or arg.exact is not None):
+    if isinstance(arg, Cell) and arg.dtype == FLOAT32 and (arg.shared or arg.exact is not None):
         return arg.half(dtype)
     return as_computed(arg)

@@ -9,24 +9,25 @@ import numpy as np
 from jax.extend.core import primitives
 
 from mixedres._internal import jax_compat
-from mixedres._internal.tree import FLOAT32
+from mixedres._internal.tree import FLOAT32, is_half
 from mixedres._internal.types import Array, Aval, DType, Jaxpr
 
 
 class Cell:
-    """A float32 value of the original program as an array in float32 or half, with its casts.
+    """A float32 or half value of the original program as an array in float32 or half, with its casts.
 
     Attributes:
       array: the array in the dtype in which it was computed.
+      dtype: the dtype of the value in the original program.
       exact: the half array that the original program converted to `array`; reading `exact` rounds nothing.
       shared: whether several nodes read the value, some of them in half, so that gradients are summed in float32. The
         nodes that read it in half share one cast, which is saved once.
     """
 
-    __slots__ = ("_f32", "_half", "array", "exact", "shared")
+    __slots__ = ("_f32", "_half", "array", "dtype", "exact", "shared")
 
-    def __init__(self, array: Array, exact: Any = None, *, shared: bool = False) -> None:
-        self.array, self.exact, self.shared = array, exact, shared
+    def __init__(self, array: Array, dtype: np.dtype = FLOAT32, exact: Any = None, *, shared: bool = False) -> None:
+        self.array, self.dtype, self.exact, self.shared = array, dtype, exact, shared
         self._f32 = self._half = None
 
     @property
@@ -51,20 +52,9 @@ class Cell:
             exact = self._half = cast(self.array, dtype) if self._half is None else self._half
         return _cast_again(self.f32(), exact) if self.shared else exact
 
-
-class Widened:
-    """A half value of the original program as a float32 array, which only widened operations and conversions read."""
-
-    __slots__ = ("_narrow", "array", "dtype")
-
-    def __init__(self, array: Array, dtype: np.dtype) -> None:
-        self.array, self.dtype, self._narrow = array, dtype, None
-
-    def narrow(self) -> Any:
-        """Returns the value in the dtype of the original program, cast at most once."""
-        if self._narrow is None:
-            self._narrow = cast(self.array, self.dtype)
-        return self._narrow
+    def given(self) -> Any:
+        """Returns the value in the dtype of the original program."""
+        return self.f32() if self.dtype == FLOAT32 else self.half(self.dtype)
 
 
 def cast(array: Array, dtype: DType) -> Any:
@@ -119,20 +109,24 @@ def is_f32(aval: Aval) -> bool:
     return bool(getattr(aval, "dtype", None) == FLOAT32)
 
 
-def as_float32(value: Array) -> Any:
+def as_given(value: Any) -> Any:
     """Returns the array of a value in the dtype of the original program."""
-    if isinstance(value, Widened):
-        return value.narrow()
+    return value.given() if isinstance(value, Cell) else value
+
+
+def as_float32(value: Any) -> Any:
+    """Returns the array of a value, in float32 if autocast may choose the dtype."""
     return value.f32() if isinstance(value, Cell) else value
 
 
-def as_computed(value: Array) -> Any:
+def as_computed(value: Any) -> Any:
     """Returns the array of a value in the dtype in which it was computed; half for a half value of the program."""
-    if isinstance(value, Widened):
-        return value.narrow()
-    return value.array if isinstance(value, Cell) else value
+    return value.array if isinstance(value, Cell) and value.dtype == FLOAT32 else as_given(value)
 
 
 def cells(variables: Iterable[Any], arrays: Iterable[Any]) -> list[Any]:
-    """Returns the arrays as values of `variables`: float32 variables get cells."""
-    return [Cell(array) if is_f32(var.aval) else array for var, array in zip(variables, arrays, strict=True)]
+    """Returns the arrays as values of `variables`: cells for float32 variables, and for half ones in float32."""
+    return [
+        Cell(array, var.aval.dtype) if is_f32(var.aval) or (is_half(var.aval) and is_f32(array)) else array
+        for var, array in zip(variables, arrays, strict=True)
+    ]
