@@ -1,6 +1,7 @@
 """The architecture: the rule of imports, the budgets, private APIs, and commands that answer before JAX is imported."""
 
 import ast
+import collections
 import functools
 import json
 import subprocess
@@ -38,6 +39,28 @@ NEEDS = {
 }
 # The only files that may use what has no public name.
 COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
+# Most lines of each unit, of JavaScript, and of tests and experiments. A number falls with every change that makes room,
+# and rises only by a commit that says what was worth it.
+LINES = {
+    "_internal": 2629,
+    "amp": 3661,
+    "checkpoints": 2488,
+    "config": 890,
+    "data": 4793,
+    "doctor": 366,
+    "export": 655,
+    "models": 2005,
+    "numerics": 4451,
+    "precision": 1152,
+    "predict": 1013,
+    "train": 4602,
+    "": 651,
+    "javascript": 632,
+    "tests": 28908,
+    "experiments": 6814,
+}
+# Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
+DEEP_NAMES = 270
 COMMANDS = ("main", "replay", "predict", "export", "doctor", "data.check", "data.prepare", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}
@@ -160,6 +183,34 @@ def test_files_and_functions_stay_readable():
         length = node.end_lineno - node.lineno + 1
         documentation = len((ast.get_docstring(node) or "").splitlines())
         assert length - documentation <= 60, f"{node.name}: {length - documentation} lines"
+
+
+def lines(paths):
+    return sum(path.read_text().count("\n") for path in paths)
+
+
+def test_no_unit_grows():
+    sizes = collections.Counter()
+    for path in FILES:
+        own = unit(name_of(path))
+        sizes[own if own in LINES else ""] += lines([path])
+    sizes["javascript"] = lines(PACKAGE.rglob("*.js"))
+    sizes |= {name: lines((ROOT / name).rglob("*.py")) for name in ("tests", "experiments")}
+    assert {name: size for name, size in sizes.items() if size > LINES[name]} == {}
+    assert {name: size for name, size in sizes.items() if size < LINES[name] - 50} == {}, "the budget falls as well"
+
+
+def test_tests_reach_no_deeper_past_init():
+    deep = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mixedres."):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                past = [
+                    name for name in names if node.module.count(".") > 1 or (name in MODULES and "." in node.module)
+                ]
+                deep += [name for name in past if unit(name) != "_internal"]
+    assert len(deep) <= DEEP_NAMES, len(deep)
 
 
 def test_folders_stay_readable():
