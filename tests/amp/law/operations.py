@@ -11,7 +11,14 @@ ROWS, NARROW = 128, 8
 _RANDOM = np.random.default_rng(0)
 LABELS = _RANDOM.integers(0, NARROW, ROWS)
 ORDER = _RANDOM.permutation(ROWS)
-FIXED = {n: _RANDOM.standard_normal((ROWS, n)) for n in (NARROW, ROWS)}
+
+
+def _balanced(x):
+    """Returns an array whose sums over rows and over columns cancel, but for a hundredth."""
+    return x - 0.99 * (x.mean(0) + x.mean(1, keepdims=True) - x.mean())
+
+
+FIXED = {n: _balanced(_RANDOM.standard_normal((ROWS, n))) for n in (NARROW, ROWS)}
 MASK = {n: _RANDOM.random((ROWS, n)) > 0.3 for n in (NARROW, ROWS)}
 
 
@@ -304,6 +311,10 @@ LINEAR = (
     *("where zero", "broadcast row", "broadcast column", "tile", "slice and pad", "dynamic slice", "concatenate one"),
     *("stack", "gather", "gather labels", "scale", "fft", "mean", "sum", "cumsum", "window sum", "scatter add"),
     *("segment mean", "reduce_precision"),
+)
+REPEATING = (
+    *("broadcast row", "broadcast column", "tile", "concatenate one", "stack", "gather", "columns repeated"),
+    *("add row", "mul column"),
 )
 MOVING = ("reshape", "transpose", "split", "reverse", "add zero")
 

@@ -5,7 +5,19 @@ import dataclasses
 import numpy as np
 from hypothesis import strategies as st
 
-from tests.amp.law.operations import LABELS, LINEAR, LOSSES, MOVING, NARROW, OPS, ROWS, SHAPES, SLOW, cancelling
+from tests.amp.law.operations import (
+    LABELS,
+    LINEAR,
+    LOSSES,
+    MOVING,
+    NARROW,
+    OPS,
+    REPEATING,
+    ROWS,
+    SHAPES,
+    SLOW,
+    cancelling,
+)
 
 VALUES = ("normal", "sure", "offset", "small", "large", "repeated", "decades")
 
@@ -75,7 +87,12 @@ def programs(draw):
         ]
         names = [n for n in names if not (slow and n.partition(",")[0] in SLOW)]
         products = [n for n in names if OPS[n][0] in ("product", "structure")]
-        name = draw(st.sampled_from(products if not steps or draw(st.booleans()) else names))
+        repeating = [n for n in names if n.partition(",")[0] in REPEATING]
+        name = draw(
+            st.sampled_from(
+                products if not steps or draw(st.booleans()) else draw(st.sampled_from([names, names, repeating]))
+            )
+        )
         _, _, operands, result = OPS[name]
         near = [[i for i, size in enumerate(sizes) if size == o][-3:] for o in operands if o.islower()]
         steps.append((name, tuple(draw(st.sampled_from(found[::-1])) for found in near), draw(kinds)))
