@@ -39,7 +39,7 @@ NEEDS = {
 }
 # The only files that may use what has no public name.
 COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
-# Most lines of each unit, of JavaScript, and of tests and experiments. A number falls with every change that makes room,
+# Most lines of each unit, of JavaScript, of tests and of experiments. A number falls with every change that makes room,
 # and rises only by a commit that says what was worth it.
 LINES = {
     "_internal": 2629,
@@ -47,16 +47,16 @@ LINES = {
     "checkpoints": 2488,
     "config": 890,
     "data": 4793,
-    "doctor": 366,
+    "doctor": 377,
     "export": 655,
     "models": 2005,
-    "numerics": 4451,
+    "numerics": 4447,
     "precision": 1152,
     "predict": 1013,
     "train": 4602,
     "": 651,
     "javascript": 632,
-    "tests": 28908,
+    "tests": 28913,
     "experiments": 6814,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.

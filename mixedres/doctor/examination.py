@@ -2,11 +2,10 @@
 
 import contextlib
 import dataclasses
-import math
 import pathlib
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ from mixedres._internal.cli.progress import StepProgress
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch, PyTree
-from mixedres.numerics import Comparison, ErrorReport, Report, compare
+from mixedres.numerics import ErrorReport, Report, Trial, compare
 from mixedres.train import Experiment, Plan, TrainState, monitor, start
 from mixedres.train import steps as jitted
 
@@ -54,12 +53,14 @@ def examine_network(
         report, state, batch = _over_steps(experiment, state, steps)
         reached = [str(probe.step) for probe in report.probes]
         title = f"{name}, {'step' if len(reached) == 1 else 'steps'} {', '.join(reached)}"
-        comparisons = []
+        _, exact = _gradient_at(monitor.in_wide_range(experiment), state, batch)(1.0)
+        report = dataclasses.replace(_tried(experiment, state, batch, report, exact), title=title)
         if presets:
             console.say(f"comparing gradients in {', '.join(presets)} ...")
-            comparisons = _compare_gradients(experiment, state, batch, report, presets)
+            comparisons = _compare_gradients(experiment, state, batch, report, exact, presets)
+            report = dataclasses.replace(report, comparisons=comparisons)
         errors = _compare_operations(experiment, state, batch, report, presets)
-    return dataclasses.replace(report, title=title, comparisons=tuple(comparisons)), errors
+    return report, errors
 
 
 def _over_steps(experiment: Experiment, state: TrainState, steps: Sequence[int]) -> tuple[Report, TrainState, Batch]:
@@ -114,15 +115,32 @@ def _state(plan: Plan, run: pathlib.Path | None) -> TrainState:
     return begun.state
 
 
+def _tried(
+    experiment: Experiment, state: TrainState, batch: Batch, report: Report, exact: dict[str, np.ndarray]
+) -> Report:
+    """Returns the report with the gradients of a step in float16, at the loss scales that the advice names."""
+    if report.dtype != "float16" or not all(row.is_finite for row in report.rows):
+        return report
+    own = experiment.precision
+    name = own.name if own.policy.compute_dtype == jnp.float16 else precision.preset_of("float16", own.implementation)
+    chosen = precision.get(name, keep_float32=report.keep_float32_pattern)
+    console.say(f"trying the gradient in {name} ...")
+    return report.tried(_gradient_at(experiment.in_precision(chosen), state, batch), exact, name)
+
+
 def _compare_gradients(
-    experiment: Experiment, state: TrainState, batch: Batch, report: Report, presets: Sequence[str]
-) -> list[Comparison]:
+    experiment: Experiment,
+    state: TrainState,
+    batch: Batch,
+    report: Report,
+    exact: dict[str, np.ndarray],
+    presets: Sequence[str],
+) -> tuple[Trial, ...]:
     """Returns the errors of a step's gradients against float32, in every preset at the recommended loss scale.
 
     A preset with float16 is compared with the advised layers in float32 too. `batch` is on the devices.
     """
-    exact = _gradients(monitor.in_wide_range(experiment), state, batch, 0)
-    comparisons = []
+    trials = []
     for name in presets:
         chosen = {name: precision.get(name)}
         is_half = jnp.dtype(chosen[name].policy.compute_dtype) == jnp.float16
@@ -131,9 +149,9 @@ def _compare_gradients(
             chosen[f"{name}, {len(report.keep_float32)} layers in float32"] = kept
         log2_scale = report.recommended_log2_scale if is_half else 0
         for title, one in chosen.items():
-            found = _gradients(experiment.in_precision(one), state, batch, log2_scale)
-            comparisons.append(_comparison(title, log2_scale, found, exact))
-    return comparisons
+            found = _gradient_at(experiment.in_precision(one), state, batch)(2.0**log2_scale)
+            trials.append(Trial.of(log2_scale, *found, exact, title))
+    return tuple(trials)
 
 
 def _compare_operations(
@@ -149,7 +167,7 @@ def _compare_operations(
         return None
     console.say(f"comparing the operations in {half} with float32 ...")
     step = jitted.loss_and_grads(experiment.in_precision(precision.get(half)))
-    state = _at_scale(experiment, state, report.recommended_log2_scale if dtypes[half] == jnp.float16 else 0)
+    state = _at_scale(experiment, state, report.recommended_scale if dtypes[half] == jnp.float16 else 1.0)
 
     def loss_and_gradients(state: TrainState, batch: Batch) -> dict[str, PyTree]:
         loss, gradients = step(state, batch)
@@ -159,31 +177,24 @@ def _compare_operations(
     return dataclasses.replace(errors, of="grad")
 
 
-def _at_scale(experiment: Experiment, state: TrainState, log2_scale: int) -> TrainState:
-    """Returns the state with the static loss scale 2**log2_scale."""
-    scale = jax.device_put(precision.StaticLossScale(math.ldexp(1.0, log2_scale)), experiment.replicated_sharding)
+def _at_scale(experiment: Experiment, state: TrainState, loss_scale: float) -> TrainState:
+    """Returns the state with a static loss scale."""
+    scale = jax.device_put(precision.StaticLossScale(loss_scale), experiment.replicated_sharding)
     return dataclasses.replace(state, opt_state=state.opt_state._replace(loss_scale=scale))
 
 
-def _gradients(experiment: Experiment, state: TrainState, batch: Batch, log2_scale: int) -> dict[str, np.ndarray]:
-    """Returns the unscaled float32 gradients of a step at the loss scale 2**log2_scale."""
-    state = _at_scale(experiment, state, log2_scale)
+def _gradient_at(
+    experiment: Experiment, state: TrainState, batch: Batch
+) -> Callable[[float], tuple[float, dict[str, np.ndarray]]]:
+    """Returns a compiled (loss scale) -> (loss, gradients by name) of a step, both divided by the scale."""
     options = experiment.compiler_options | jax_compat.options_for_one_run(experiment.devices[0].platform)
-    _, grads = jitted.loss_and_grads(experiment).lower(state, batch).compile(options)(state, batch)
-    return named_leaves(jax.device_get(grads))
+    compiled = jitted.loss_and_grads(experiment).lower(_at_scale(experiment, state, 1.0), batch).compile(options)
 
+    def gradient_at(loss_scale: float) -> tuple[float, dict[str, np.ndarray]]:
+        loss, grads = jax.device_get(compiled(_at_scale(experiment, state, loss_scale), batch))
+        return float(loss), named_leaves(grads)
 
-def _comparison(preset: str, log2_scale: int, found: dict[str, np.ndarray], exact: dict[str, np.ndarray]) -> Comparison:
-    """Returns the relative errors by parameter; a parameter whose gradient is 0 in float32 has no error."""
-    norms = {name: float(np.linalg.norm(x.astype(np.float64))) for name, x in exact.items()}
-    errors = {
-        name: float(np.linalg.norm(found[name].astype(np.float64) - exact[name])) / norm
-        for name, norm in norms.items()
-        if norm
-    }
-    errors = {name: error if math.isfinite(error) else math.inf for name, error in errors.items()}
-    worst = max(errors, key=lambda name: errors[name], default="")
-    return Comparison(preset, log2_scale, errors.get(worst, 0.0), worst, float(np.median([*errors.values()] or [0.0])))
+    return gradient_at
 
 
 def overrides(report: Report, config: ConfigDict) -> list[str]:

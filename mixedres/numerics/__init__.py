@@ -10,19 +10,20 @@ from mixedres.numerics._compare.running import compare
 from mixedres.numerics._examine import TensorCounts, examine
 from mixedres.numerics._nonfinite.finding import ArrayRecord, Finding
 from mixedres.numerics._nonfinite.search import first_nonfinite
-from mixedres.numerics._report import Comparison, Report
+from mixedres.numerics._report import Report
 from mixedres.numerics._rows import TensorRow
+from mixedres.numerics._scales import Trial
 from mixedres.numerics.counting.taps import tap
 
 __all__ = [
     "ArrayRecord",
-    "Comparison",
     "ErrorReport",
     "Finding",
     "OperationRow",
     "Report",
     "TensorCounts",
     "TensorRow",
+    "Trial",
     "compare",
     "counting",
     "examine",

@@ -1,23 +1,25 @@
 """`examine`: counts the tensors of every layer by exponent during one gradient of a loss."""
 
 import dataclasses
+import functools
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mixedres import amp
 from mixedres._internal import jax_compat
 from mixedres._internal.errors import listed
 from mixedres._internal.tree import is_array, is_inexact, leaves_by_path
 from mixedres._internal.types import Array, Function, Params, PyTree
-from mixedres.numerics._report import Report
+from mixedres.numerics._report import GradientAt, Report
 from mixedres.numerics._rows import TensorRow, log2_of_scale
-from mixedres.numerics._trials import tried
 from mixedres.numerics.counting import Exponents, TapStatistics, exponents, tap_modules, tapped_value_and_grad
 from mixedres.numerics.counting.taps import names, read
 
@@ -103,8 +105,42 @@ def examine(
     report = Report(rows, log2_scale, title, tuple(notes), loss=float(loss))
     if not tries or report.dtype != "float16" or not math.isfinite(float(loss)):
         return report
-    trials, why_none = tried(report, loss_of, has_aux, floats, gradients, batch)
-    return dataclasses.replace(report, trials=trials, notes=(*report.notes, *filter(None, [why_none])))
+    try:
+        return report.tried(_gradient_in_half(report, loss_of, has_aux, floats, batch), jax.device_get(gradients))
+    except (TypeError, ValueError) as refusal:
+        why = f"the gradient in float16 was not tried: {str(refusal).partition(chr(10))[0]}"
+        return dataclasses.replace(report, notes=(*report.notes, why))
+
+
+def _gradient_in_half(
+    report: Report, loss_fn: Function, has_aux: bool, floats: dict[str, Any], batch: Sequence[PyTree]
+) -> GradientAt:
+    """Returns (loss scale) -> (loss, gradients) in float16, but for the layers to keep; compiled at the first call."""
+
+    def loss(floats: dict[str, Any], *batch: PyTree) -> Any:
+        value = loss_fn(floats, *batch)
+        return value[0] if has_aux else value
+
+    half = amp.autocast(loss, report.dtype, keep_float32=report.keep_float32_pattern)
+
+    def run(scale: Array, floats: dict[str, Any], *batch: PyTree) -> tuple[jax.Array, dict[str, Any]]:
+        def scaled(floats: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+            value = half(floats, *batch).astype(jnp.float32)
+            return value * scale, value
+
+        (_, value), grads = jax.value_and_grad(scaled, has_aux=True)(floats)
+        return value, {name: array.astype(jnp.float32) / scale for name, array in grads.items()}
+
+    @functools.cache
+    def compiled() -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", amp.PrecisionWarning)
+            lowered = jax.jit(run, compiler_options=jax_compat.options_for_one_run()).lower(
+                np.float32(1), floats, *batch
+            )
+        return lowered.compile()
+
+    return lambda scale: compiled()(np.float32(scale), floats, *batch)
 
 
 @jax.tree_util.register_dataclass

@@ -6,15 +6,20 @@ import dataclasses
 import math
 import pathlib
 import re
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from mixedres._internal.errors import listed
 from mixedres._internal.files import without_nan
 from mixedres.numerics import _text
 from mixedres.numerics._page import rendering
 from mixedres.numerics._rows import FLUSHING, LEVELS, LOST, MOST_ERROR, TensorRow, format_power
-from mixedres.numerics._scales import LARGEST_SHOWN, Limits, Trial, limits_of
+from mixedres.numerics._scales import BEYOND, LARGEST_SHOWN, Limits, Trial, largest_finite, limits_of
 from mixedres.numerics.counting.histograms import SMALLEST, SMALLEST_NORMAL, TOP
 
 # Recommended loss scales end at 2**24, like the dynamic one (`mixedres.precision`), and include scales below 1.
@@ -24,6 +29,7 @@ BIASES = {"b", "beta", "bias"}
 MANTISSA_BITS = 10
 # Errors of a gradient that differ by less are the same.
 SMALL_ERROR = 1e-3
+GradientAt = Callable[[float], tuple[Any, Mapping[str, Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,28 +42,6 @@ class Probe:
     recommended_log2_scale: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """Errors of real weight gradients in a preset, relative to those in float32, in the l2 norm; 0.01 is 1 %.
-
-    `mixedres.doctor` makes them.
-
-    Attributes:
-      preset: name of the preset and of what was changed in it.
-      log2_scale: exponent of the loss scale; 0 for a preset without float16.
-      worst: largest error of a parameter, infinite if its gradient is not finite. Parameters with a zero gradient in
-        float32 are left out.
-      worst_name: name of the parameter with the largest error; '' if all are left out.
-      median: median error over the same parameters.
-    """
-
-    preset: str
-    log2_scale: int
-    worst: float
-    worst_name: str
-    median: float
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
     """Result of `examine`. Loss scales are powers of two; `log2_...` attributes are their exponents.
@@ -68,7 +52,7 @@ class Report:
       title: heading of the report.
       notes: limits of the examination.
       probes: limits of the loss scale at each examined step, set by `at_step`; empty if no step was given.
-      comparisons: errors of real gradients in half precision; empty unless they were computed.
+      comparisons: errors of the gradient in presets; empty unless they were computed, by `mixedres.doctor`.
       trials: errors of the gradient in half at some loss scales, in order; empty if it was not tried.
       loss: the loss in float32; None if it is not known.
     """
@@ -78,7 +62,7 @@ class Report:
     title: str = "numerics"
     notes: tuple[str, ...] = ()
     probes: tuple[Probe, ...] = ()
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[Trial, ...] = ()
     trials: tuple[Trial, ...] = ()
     loss: float | None = None
 
@@ -281,6 +265,28 @@ class Report:
         enough, largest, _ = self.limits
         probe = Probe(step, largest, enough, self.recommended_log2_scale)
         return dataclasses.replace(self, probes=(probe,))
+
+    def tried(self, gradient_at: GradientAt, exact: Mapping[str, Any], preset: str = "") -> Report:
+        """Returns a copy with `trials`: at the recommended scale, the scale in use, and half of the largest finite one.
+
+        Args:
+          gradient_at: (loss scale) -> (loss, gradients by name) in half, both divided by the scale.
+          exact: the gradients in float32. If all are zero, or one is not finite, nothing is tried.
+          preset: name of the preset that runs.
+        """
+        if not any(map(np.any, exact.values())) or not all(np.isfinite(array).all() for array in exact.values()):
+            return self
+
+        def is_finite(exponent: int) -> bool:
+            return all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(gradient_at(2.0**exponent)))
+
+        with jax.debug_nans(False), jax.debug_infs(False):
+            largest = largest_finite(is_finite, LARGEST_SHOWN + 1)
+            limit = largest if is_finite(largest) else None
+            scales = {min(largest, BEYOND - 1) - 1, self.recommended_log2_scale}
+            scales |= {self.log2_scale} if self.log2_scale else set()
+            found = [Trial.of(log2, *gradient_at(2.0**log2), exact, preset) for log2 in sorted(scales)]
+        return dataclasses.replace(self, trials=tuple(dataclasses.replace(one, largest=limit) for one in found))
 
     def to_text(self, *, problems_only: bool = False) -> str:
         """Returns the report in lines of about 100 columns; `problems_only` leaves out rows that need no attention."""

@@ -1,13 +1,14 @@
-"""Loss scales at which gradients are finite: trials, the search for the largest, and limits."""
+"""Measurements of a gradient in half precision, and the loss scales at which gradients are finite."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from mixedres._internal.errors import listed
 from mixedres.numerics._rows import TensorRow, format_power
@@ -35,19 +36,48 @@ class Limits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """Error of the whole gradient in half precision at a loss scale, as measured by a run.
+    """A measurement of a gradient in half precision beside the gradient in float32.
+
+    Errors are those of `relative_error`; 0.01 is 1 %.
 
     Attributes:
-      log2_scale: exponent of the loss scale.
-      error: relative l2 error against the gradient in float32; infinite if the gradient or the loss is not finite.
+      log2_scale: exponent of the loss scale; 0 for a preset without float16.
+      error: error of the whole gradient; infinite also if the loss is not finite.
+      worst: largest error of a parameter. Parameters whose gradient is 0 in float32 are left out.
+      worst_name: name of the parameter with the largest error; '' if all are left out.
+      median: median error over the same parameters.
       zeros: names of the parameters whose gradient is 0 in half, and not in float32.
+      preset: name of the preset that ran, and of what was changed in it; '' for `autocast`.
       largest: exponent of the largest scale with finite gradients and a finite loss, up to 2**40; None for no scale.
     """
 
     log2_scale: int
     error: float
+    worst: float = 0.0
+    worst_name: str = ""
+    median: float = 0.0
     zeros: tuple[str, ...] = ()
+    preset: str = ""
     largest: int | None = None
+
+    @classmethod
+    def of(
+        cls, log2_scale: int, loss: Any, found: Mapping[str, Any], exact: Mapping[str, Any], preset: str = ""
+    ) -> Trial:
+        """Returns the measurement of a loss and of gradients by name, both without the loss scale."""
+        arrays = {name: np.asarray(found[name]) for name, array in exact.items() if np.any(array)}
+        errors = {name: relative_error([array], [exact[name]]) for name, array in arrays.items()}
+        whole = relative_error([*found.values()], [exact[name] for name in found])
+        worst = max(errors, key=lambda name: errors[name], default="")
+        return cls(
+            log2_scale,
+            whole if np.isfinite(loss) else math.inf,
+            errors.get(worst, 0.0),
+            worst,
+            float(np.median([*errors.values()] or [0.0])),
+            tuple(name for name, array in arrays.items() if not array.any()),
+            preset,
+        )
 
     def __str__(self) -> str:
         found = f"off by {100 * self.error:.2g} %" if math.isfinite(self.error) else "not finite"
@@ -55,18 +85,37 @@ class Trial:
         return f"{found} at {format_power(self.log2_scale)}{lost}"
 
 
-def largest_finite(error_at: Callable[[int], float], beyond: int = BEYOND) -> int:
+def relative_error(found: Sequence[Any], exact: Sequence[Any]) -> float:
+    """Returns the relative l2 error of arrays together, in float64.
+
+    It is infinite if they are not finite, or if `exact` is 0 and they are not.
+    """
+    wide = [np.asarray(array, np.complex128 if np.iscomplexobj(array) else np.float64) for array in exact]
+    off = _norm([_norm(np.asarray(array).astype(x.dtype) - x) for array, x in zip(found, wide, strict=True)])
+    norm = _norm(list(map(_norm, wide)))
+    return off / norm if norm and math.isfinite(off) else math.inf if off else 0.0
+
+
+def _norm(values: Any) -> float:
+    """Returns the l2 norm, also where squares leave the range of float64; infinite for NaNs."""
+    largest = float(np.abs(values).max(initial=0.0))
+    if not math.isfinite(largest):
+        return math.inf
+    return largest * float(np.linalg.norm(np.asarray(values) / largest)) if largest else 0.0
+
+
+def largest_finite(is_finite_at: Callable[[int], bool], beyond: int = BEYOND) -> int:
     """Returns the exponent of the largest loss scale with finite gradients, by bisection; -24 if there is none.
 
     Args:
-      error_at: the error of the gradients at the loss scale 2**exponent: infinite, if they are not finite.
+      is_finite_at: whether the gradients at the loss scale 2**exponent are finite.
       beyond: exponent above those that are tried.
     """
     largest, above = _LOWEST, beyond
     with jax.debug_nans(False), jax.debug_infs(False):  # the scales beyond are tried too
         while above - largest > 1:
             middle = (largest + above) // 2
-            largest, above = (middle, above) if math.isfinite(error_at(middle)) else (largest, middle)
+            largest, above = (middle, above) if is_finite_at(middle) else (largest, middle)
     return largest
 
 

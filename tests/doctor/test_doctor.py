@@ -10,7 +10,7 @@ import pytest
 from mixedres.config import parse_flags
 from mixedres.doctor import __main__ as doctor
 from mixedres.doctor import examination
-from mixedres.numerics import Comparison, Report
+from mixedres.numerics import Report, Trial
 from mixedres.numerics._rows import LOST, log2_of_scale
 from tests import ROOT
 from tests.train import run_cases
@@ -51,6 +51,11 @@ def test_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, mo
     assert 0 < errors["fp16"]["median"] < errors["bf16"]["median"] < 0.5
     assert errors["fp16"]["log2_scale"] == document["recommended_log2_scale"] and errors["bf16"]["log2_scale"] == 0
     assert errors["fp16"]["worst"] < 0.2
+    # The advice was tried, in the preset of the config: here that is the first comparison.
+    tried = {trial["log2_scale"]: trial for trial in document["trials"]}
+    assert len(tried) > 1 and "Tried: the gradient is off by" in text
+    assert tried[document["recommended_log2_scale"]] | {"largest": None} == errors["fp16"]
+    assert document["max_safe_log2_scale"] == max(tried) + 1
 
     # The operations at which the errors begin, with the gradients of the loss as results.
     assert "Where float32 and half part" in text and "float16 is fine here: the result gradient/" in text
@@ -118,7 +123,7 @@ def test_doctor_takes_overrides_of_the_config(preset, found, lines):
 
 
 def test_non_finite_error_is_valid_json():
-    found = Report((), comparisons=(Comparison("fp16", 24, float("inf"), "head/bias", 0.1),))
+    found = Report((), comparisons=(Trial(24, float("inf"), float("inf"), "head/bias", 0.1, preset="fp16"),))
     json.dumps(found.to_json(), allow_nan=False)
     assert "fp16 at 2**24: worst not finite (head/bias), median 10.00%" in found.to_text()
 

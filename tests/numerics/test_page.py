@@ -18,7 +18,7 @@ import pytest
 from mixedres import numerics
 from mixedres._internal.cli import console
 from mixedres.numerics._page.rendering import render
-from mixedres.numerics._report import Comparison, Probe
+from mixedres.numerics._report import Probe
 from mixedres.numerics._rows import LEVELS
 from mixedres.numerics._text import USUAL_ERRORS
 
@@ -37,7 +37,7 @@ def written():
 
     params = {name: np.eye(4, dtype=np.float32) for name in ("first", "second")}
     report = numerics.examine(loss, params, np.ones((2, 4), np.float32), title="a network").at_step(3)
-    comparison = Comparison("fp16", 17, 0.01, "second", 0.003)
+    comparison = numerics.Trial(17, 0.005, 0.01, "second", 0.003, preset="fp16")
     document = dataclasses.replace(report, comparisons=(comparison,), notes=("a note",)).to_json()
     rows = [{key: value for key, value in row.items() if key != "parts"} for row in document["rows"]]
     return document | {"rows": rows}
@@ -114,8 +114,8 @@ def test_script_reads_the_keys_of_the_report():
     shown = re.search(r"\.\.\.(\[[^\]]*\])\.map\(key =>", script)
     limits = {f"{key}_log2_scale" for key in json.loads(shown[1])}
     assert {field.name for field in dataclasses.fields(Probe)} == limits | {"step"}
-    for field in dataclasses.fields(Comparison):
-        assert f"c.{field.name}" in script
+    for field in ("preset", "log2_scale", "worst", "worst_name", "median"):
+        assert f"c.{field}" in script and field in written()["comparison"][0]
 
 
 def evaluate(expression, **given):

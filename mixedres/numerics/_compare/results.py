@@ -14,6 +14,7 @@ import numpy as np
 from mixedres._internal.tree import is_inexact
 from mixedres.numerics._compare.exact import widened
 from mixedres.numerics._compare.recorder import MASK
+from mixedres.numerics._scales import relative_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,20 +52,11 @@ class Outcome:
         finite = np.isfinite(wide)
         compared = finite & ((abs(np.where(finite, wide, 0)) < MASK) | np.isfinite(found))
         overflows = bool((compared & ~np.isfinite(found)).any())
-        if overflows:
-            error = math.inf
-        else:
-            exactly = wide[compared]
-            off, norm = _norm(found[compared] - exactly), _norm(exactly)
-            error = off / norm if norm else math.inf if off else 0.0
+        error = math.inf
+        if not overflows:
+            error = relative_error([found[compared]], [wide[compared]])
         changed = float((np.isfinite(found) & ~finite).mean())
         return cls(error, overflows, bool(compared.any()), bool(finite.all()), changed)
-
-
-def _norm(array: np.ndarray) -> float:
-    """Returns the l2 norm, also where squares leave the range of float64."""
-    largest = float(abs(array).max(initial=0.0))
-    return largest * float(np.linalg.norm(array / largest)) if largest else 0.0
 
 
 def _integers(array: Any) -> np.ndarray:

@@ -329,7 +329,7 @@ def _best_scale(half: _Half, args: Sequence[PyTree], exact: Mapping[int, Any]) -
     def error_at(exponent: int) -> float:
         return _largest_error(run(np.float32(2.0**exponent)), exact)
 
-    exponent = largest_finite(error_at) - 1
+    exponent = largest_finite(lambda exponent: math.isfinite(error_at(exponent))) - 1
     return exponent, error_at(exponent)
 
 

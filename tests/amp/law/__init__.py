@@ -92,7 +92,7 @@ def counterexample(program, dtype, scale):
             continue
         all_rows = np.stack([rows, *(errors(program, dtype, seed, scale)[order] for seed in range(1, SEEDS))])
         median = np.median(all_rows, 0)
-        # A maximum of nearly equal numbers is another one by chance: then errors are small for some values and large for
+        # A maximum of nearly equal numbers is another one by chance: errors are small for some values and large for
         # others, and the median is one or the other.
         if (broken(median, dtype, noise=1.2) & broken(np.mean(all_rows, 0), dtype, noise=1.2)).any():
             worst = np.max(median[:, 0] / (median[:, 1] + ROUNDING[dtype] * median[:, 2] + 1e-300))

@@ -169,7 +169,7 @@ SAME = {
     "concatenate": ("clear", lambda x, y: jnp.concatenate([x[:9], y[9:]]), 2),
     "concatenate one": ("clear", lambda x: jnp.concatenate([x[:2]] * (ROWS // 2)), 1),
     "stack": ("clear", lambda x: jnp.stack([x[0]] * ROWS), 1),
-    "gather": ("clear", lambda x: x[jnp.asarray(ORDER // 4)], 1),
+    "gather": ("clear", lambda x: x[jnp.asarray(ORDER // 32)], 1),
     "gather labels": ("infer", _spread(_label), 1),
     "reverse": ("clear", lambda x: x[::-1], 1),
     "add zero": ("clear", lambda x: lax.rev(lax.rev(x, (1,)), (1,)), 1),
