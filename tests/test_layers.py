@@ -42,15 +42,15 @@ COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
 # Most lines of each unit, of JavaScript, of tests and of experiments. A number falls with every change that makes room,
 # and rises only by a commit that says what was worth it.
 LINES = {
-    "_internal": 2629,
-    "amp": 3661,
+    "_internal": 2635,
+    "amp": 3655,
     "checkpoints": 2488,
     "config": 890,
     "data": 4793,
     "doctor": 377,
     "export": 655,
     "models": 2005,
-    "numerics": 4447,
+    "numerics": 4465,
     "precision": 1152,
     "predict": 1013,
     "train": 4602,

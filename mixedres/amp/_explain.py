@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -132,8 +132,9 @@ class Report:
         """Returns the summary, the notes and a table of all operations on floating-point numbers."""
         floats = [d for d in self.decisions if d.dtype is not None]
         head = f"autocast of {self.function} to {self.dtype}: {self.summary()}"
-        rows = [(d.primitive, d.category, str(d.dtype), d.reason, d.path, _short(d.source)) for d in floats]
-        return "\n".join([head, *(f"note: {note}" for note in self.notes), "", *_table(rows)])
+        rows = [("primitive", "category", "dtype", "reason", "path", "source")]
+        rows += [(d.primitive, d.category, str(d.dtype), d.reason, d.path, _short(d.source)) for d in floats]
+        return "\n".join([head, *(f"note: {note}" for note in self.notes), "", *table.columns(rows)])
 
     def __str__(self) -> str:
         return self.to_text()
@@ -280,10 +281,3 @@ def _notes(program: Program) -> Iterator[str]:
     double = sum(any(getattr(v.aval, "dtype", None) == jnp.float64 for v in node.outs) for node in nodes)
     if double:
         yield f"{double} operations compute in float64, which the rewrite does not change"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    head = ("primitive", "category", "dtype", "reason", "path", "source")
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    for row in (head, *rows):
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,4 +1,4 @@
-"""HTML page of a table that can be sorted and searched, in one self-contained file."""
+"""Tables of texts: as an HTML page that can be sorted and searched, in one self-contained file, and as lines."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -24,3 +24,9 @@ def render(title: str, paragraphs: Sequence[str], head: Mapping[str, str], rows:
         "rows": "".join(f"<tr>{''.join(f'<td>{escaped(cell)}</td>' for cell in row)}</tr>" for row in rows),
     }
     return fill("mixedres._internal.pages", parts)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns rows of cells as lines in which the columns are aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows]

@@ -121,6 +121,46 @@ class Loop:
         return f"the while loop at {where}: {self.half:,} iterations in half, {self.exact:,} in float32"
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Contributor:
+    """The operations of one source line and scope, as one part of the error of the results.
+
+    Attributes:
+      row: the operation of the line with the largest share; casts of its operands and of its result belong to it.
+      own: relative l2 error of the operations and casts together.
+      accumulated: relative l2 error of the operation against the float32 program.
+      share: estimated fraction of the error of the results.
+      selected: part of `share` that begins at selections, which round nothing.
+      infinite: number of elements that became infinite.
+      zeros: number of elements that became zero.
+    """
+
+    row: OperationRow
+    own: float
+    accumulated: float
+    share: float
+    selected: float
+    infinite: int
+    zeros: int
+
+    @classmethod
+    def of(cls, rows: Sequence[OperationRow]) -> Contributor:
+        """Returns the operations of one line as a contributor."""
+        top = max(rows, key=lambda row: (row.share, row.own))
+        named = [row for row in rows if row.primitive == top.cast_of] or [row for row in rows if not row.cast_of]
+        own = math.sqrt(sum(min(row.own, 1e150) ** 2 for row in rows))
+        shown = max(named, key=lambda row: (row.share, row.own)) if top.cast_of and named else top
+        return cls(
+            shown,
+            math.inf if own > 1e100 else own,
+            shown.accumulated,
+            sum(row.share for row in rows),
+            sum(row.selected for row in rows),
+            max(row.infinite for row in rows),
+            max(row.zeros for row in rows),
+        )
+
+
 class _Mass(NamedTuple):
     """Fractions of the results' error: that passes through an array, that begins there, and of it what it selected."""
 
@@ -192,6 +232,15 @@ class Analysis:
         if not numbers[which]:
             return 0.0
         return math.sqrt(numbers[which] / numbers[recorder.SQUARES]) if numbers[recorder.SQUARES] else math.inf
+
+    @property
+    def contributors(self) -> tuple[Contributor, ...]:
+        """Returns a `Contributor` for each `OperationRow.line` at which the error begins, the largest share first."""
+        groups: dict[Any, list[OperationRow]] = defaultdict(list)
+        for row in self.rows:
+            groups[row.line].append(row)
+        found = [Contributor.of(rows) for rows in groups.values()]
+        return tuple(sorted((x for x in found if x.share > 0), key=lambda x: -x.share))
 
     def own(self, place: Place) -> float:
         """Returns the relative error of the operation alone."""

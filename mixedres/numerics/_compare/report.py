@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from mixedres._internal.errors import listed
 from mixedres._internal.pages import table
-from mixedres.numerics._compare.analysis import CHOICES, JUMP, Loop, OperationRow
+from mixedres.numerics._compare.analysis import CHOICES, JUMP, Analysis, Contributor, Loop, OperationRow
 from mixedres.numerics._compare.recorder import rounding
 from mixedres.numerics._rows import MOST_ERROR
 
@@ -48,71 +47,21 @@ class Mend:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Contributor:
-    """The operations of one source line and scope, as one part of the error of the results.
-
-    Attributes:
-      row: the operation of the line with the largest share; casts of its operands and of its result belong to it.
-      own: relative l2 error of the operations and casts together.
-      accumulated: relative l2 error of the operation against the float32 program.
-      share: estimated fraction of the error of the results.
-      selected: part of `share` that begins at selections, which round nothing.
-      infinite: number of elements that became infinite.
-      zeros: number of elements that became zero.
-    """
-
-    row: OperationRow
-    own: float
-    accumulated: float
-    share: float
-    selected: float
-    infinite: int
-    zeros: int
-
-    @classmethod
-    def of(cls, rows: Sequence[OperationRow]) -> Contributor:
-        """Returns the operations of one line as a contributor."""
-        top = max(rows, key=lambda row: (row.share, row.own))
-        named = [row for row in rows if row.primitive == top.cast_of] or [row for row in rows if not row.cast_of]
-        own = math.sqrt(sum(min(row.own, 1e150) ** 2 for row in rows))
-        shown = max(named, key=lambda row: (row.share, row.own)) if top.cast_of and named else top
-        return cls(
-            shown,
-            math.inf if own > 1e100 else own,
-            shown.accumulated,
-            sum(row.share for row in rows),
-            sum(row.selected for row in rows),
-            max(row.infinite for row in rows),
-            max(row.zeros for row in rows),
-        )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class ErrorReport:
     """Result of `compare`.
 
     Attributes:
       function: name of the function.
       dtype: the half dtype; for dtype=None the one in which the function computes, or float16 if there are none or two.
-      rows: one `OperationRow` per operation on floating-point numbers, in order of evaluation, but for operations that
-        only move, negate or widen elements, such as reshape and pad. The function's floating-point arguments and
-        constants are rows too, with an empty `primitive`.
+      analysis: the operations, and how their errors lead to those of the results.
       errors: relative l2 error against the float32 program by the name of the result, but for `noise` and
         `uncompared`; infinite for infinities or NaNs that float32 does not have. A result that is no tree has the name
         ''.
-      noise: names of the results that are left out, because they are zero but for rounding in float32 too.
-      jump: the first operation whose error jumps, and through which over 5 % of the error of the results passes; None
-        if there is none.
-      hidden: pairs of an operation with infinities that float32 does not have, and of the operation that hides them.
-        Operations such as tanh or a maximum, which are right for an infinite operand, do not count.
       mends: changes that help, best first, each with `change`, the `error` after it and the fraction that it `removes`,
         at least 0.5 %; then changes that only make infinite results finite. `advice` has those after which the results
         are below the limit. Empty for a healthy program, and where nothing was tried.
       rewritten: whether `autocast` made the half program, and not the function itself.
       nonfinite: whether a result has infinities or NaNs in float32 too; other elements are compared.
-      loops: the `while` loops, with their iterations in both programs.
-      growing: the sum in a scan in which over 20 % of the error of the results begins, and whose error grows in each
-        iteration; see `OperationRow.grows`. None if there is none.
       unfollowed: the operations, such as 'swap at a.py:7', through which numbers of the float32 program were not
         followed: mutable arrays, kernels of Pallas, callbacks. The float32 program took the half results.
       zeros: sentences about constants that became 0 in half and meet a division, a root or a logarithm, and about
@@ -128,16 +77,11 @@ class ErrorReport:
 
     function: str
     dtype: np.dtype[Any]
-    rows: tuple[OperationRow, ...]
+    analysis: Analysis
     errors: dict[str, float]
-    noise: tuple[str, ...]
-    jump: OperationRow | None
-    hidden: tuple[tuple[OperationRow, OperationRow], ...]
     mends: tuple[Mend, ...] = ()
     rewritten: bool = True
     nonfinite: bool = False
-    loops: tuple[Loop, ...] = ()
-    growing: OperationRow | None = None
     unfollowed: tuple[str, ...] = ()
     zeros: tuple[str, ...] = ()
     doubtful: tuple[str, ...] = ()
@@ -145,6 +89,43 @@ class ErrorReport:
     changed: dict[str, float] = dataclasses.field(default_factory=dict)
     is_half: bool = False
     of: str = "value"
+
+    @property
+    def rows(self) -> tuple[OperationRow, ...]:
+        """Returns one `OperationRow` per operation on floating-point numbers, in order of evaluation.
+
+        Left out are operations that only move, negate or widen elements, such as reshape and pad. The function's
+        floating-point arguments and constants are rows too, with an empty `primitive`.
+        """
+        return self.analysis.rows
+
+    @property
+    def noise(self) -> tuple[str, ...]:
+        """Returns the names of the results that are left out, because they are zero but for rounding in float32 too."""
+        return self.analysis.noise
+
+    @property
+    def jump(self) -> OperationRow | None:
+        """Returns the first operation whose error jumps, and through which over 5 % of the results' error passes."""
+        return self.analysis.jump
+
+    @property
+    def hidden(self) -> tuple[tuple[OperationRow, OperationRow], ...]:
+        """Returns pairs of an operation with infinities that float32 does not have, and of the one that hides them.
+
+        Operations such as tanh or a maximum, which are right for an infinite operand, do not count.
+        """
+        return self.analysis.hidden
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """Returns the `while` loops, with their iterations in both programs."""
+        return self.analysis.loops
+
+    @property
+    def growing(self) -> OperationRow | None:
+        """Returns the sum in a scan in which over 20 % of the error begins, if it `OperationRow.grows`."""
+        return self.analysis.growing
 
     @property
     def error(self) -> float:
@@ -226,11 +207,7 @@ class ErrorReport:
     @property
     def contributors(self) -> tuple[Contributor, ...]:
         """Returns a `Contributor` for each `OperationRow.line` at which the error begins, the largest share first."""
-        groups: dict[Any, list[OperationRow]] = defaultdict(list)
-        for row in self.rows:
-            groups[row.line].append(row)
-        found = [Contributor.of(rows) for rows in groups.values()]
-        return tuple(sorted((x for x in found if x.share > 0), key=lambda x: -x.share))
+        return self.analysis.contributors
 
     @property
     def verdict(self) -> str:
@@ -330,9 +307,7 @@ class ErrorReport:
             lines.append(f"Left out, as zero but for rounding in float32 too: {listed([*self.noise], 3)}")
         lines += [f"  try {line}" for line in self.advice]
         lines += [f"  not enough: {mend}" for mend in self.mends if not self._mends(mend)]
-        rows = [_HEAD, *(_cells(one) for one in self.contributors[:_SHOWN])]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines += ["", *("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows)]
+        lines += ["", *table.columns([_HEAD, *(_cells(one) for one in self.contributors[:_SHOWN])])]
         every = f"all {len(self._operations)} operations by themselves: report.rows, report.to_html(path)"
         return "\n".join([*lines, f"(a row adds up the operations of a line; {every})"])
 

@@ -157,25 +157,19 @@ def compare(
     measured = [one for one in zip(program.results, tensors, strict=True) if one[0] not in empty]
     analysis = Analysis(statistics, measured, found, [name for name, outcome in named if outcome.overflows])
     report = ErrorReport(
-        half.__name__,
-        found,
-        analysis.rows,
-        _errors(named, analysis.compared),
-        analysis.noise,
-        analysis.jump,
-        analysis.hidden,
-        (),
-        dtype is not None,
-        not all(outcome.is_finite for outcome in outcomes),
-        analysis.loops,
-        analysis.growing,
-        tuple(recorder.unfollowed),
-        constants.wrong,
-        constants.doubtful,
-        tuple(empty),
-        {name: outcome.changed for name, outcome in named if outcome.changed},
-        bool(_half_dtypes(plain.jaxpr)),
-        of,
+        function=half.__name__,
+        dtype=found,
+        analysis=analysis,
+        errors=_errors(named, analysis.compared),
+        rewritten=dtype is not None,
+        nonfinite=not all(outcome.is_finite for outcome in outcomes),
+        unfollowed=tuple(recorder.unfollowed),
+        zeros=constants.wrong,
+        doubtful=constants.doubtful,
+        uncompared=tuple(empty),
+        changed={name: outcome.changed for name, outcome in named if outcome.changed},
+        is_half=bool(_half_dtypes(plain.jaxpr)),
+        of=of,
     )
     if not report.is_off or dtype is None:
         return report
