@@ -11,6 +11,7 @@ from mixedres._internal.names import __version__ as __version__
 
 if TYPE_CHECKING:
     from mixedres import amp, config, data, models, numerics, precision, train
+    from mixedres._internal import registry
     from mixedres._internal.errors import ConfigError, MixedresError
     from mixedres.amp import autocast, explain
     from mixedres.run import Run, fit, load
@@ -29,6 +30,7 @@ __all__ = [
     "models",
     "numerics",
     "precision",
+    "registry",
     "train",
 ]
 

@@ -27,6 +27,8 @@ flags:
   --config.KEY=VALUE                      sets a key of the config, listed below
   --workdir=DIR                           directory of the run (default runs/FILE-PRESET); a run in it is continued.
                                           With --mode=eval also DIR@best and DIR@STEP, checkpoints of the run
+  --import=FILE.py|MODULE                 run this first: it registers networks, optimizers, data sets and others that
+                                          the config names (mixedres.registry); in each command that reads the run
   --mode=train|eval                       eval: evaluate the newest checkpoint of the workdir, by default with the
                                           config of that run, and write errors.html there (default train)
   --presets=all|NAME,NAME...              with --mode=eval: the same weights in each of these precisions, and how many

@@ -42,25 +42,25 @@ COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
 # Most lines of each unit, of JavaScript, of tests and of experiments. A number falls with every change that makes room,
 # and rises only by a commit that says what was worth it.
 LINES = {
-    "_internal": 2635,
+    "_internal": 2766,
     "amp": 3655,
-    "checkpoints": 2488,
-    "config": 890,
-    "data": 4793,
+    "checkpoints": 2490,
+    "config": 897,
+    "data": 4821,
     "doctor": 377,
     "export": 655,
-    "models": 2005,
+    "models": 1989,
     "numerics": 4465,
     "precision": 1152,
     "predict": 1013,
-    "train": 4602,
-    "": 651,
+    "train": 4638,
+    "": 655,
     "javascript": 632,
-    "tests": 28913,
+    "tests": 29062,
     "experiments": 6814,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
-DEEP_NAMES = 270
+DEEP_NAMES = 269
 COMMANDS = ("main", "replay", "predict", "export", "doctor", "data.check", "data.prepare", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}

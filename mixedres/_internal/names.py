@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
 # pyproject.toml and CITATION.cff repeat the version.
@@ -93,9 +93,10 @@ class Range:
     values: tuple[str, ...] = ()
 
 
-def one_of(*values: str) -> Range:
-    """Returns the range of a few words."""
-    return Range(lambda x: x in values, " or ".join(values), values)
+def one_of(*values: str, or_of: Container[str] = ()) -> Range:
+    """Returns the range of a few words, and of names that users register in `or_of`."""
+    registered = ", or a registered one (--import=FILE)" if or_of != () else ""
+    return Range(lambda x: x in values or x in or_of, " or ".join(values) + registered, values)
 
 
 ANY = Range(lambda x: True, "anything")

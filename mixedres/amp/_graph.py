@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from mixedres._internal import jax_compat
-from mixedres._internal.module_paths import modules
+from mixedres._internal.jaxprs.module_paths import modules
 from mixedres._internal.tree import FLOAT32, is_half
 from mixedres._internal.types import Array, Equation
 from mixedres.amp._rules import COPIES, DEVICE_COPIES, GATHERS, JOINS, RUNNING_EXTREMES, Lists

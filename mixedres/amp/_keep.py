@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from mixedres._internal import jax_compat
 from mixedres._internal.errors import nearest
-from mixedres._internal.module_paths import match_module
+from mixedres._internal.jaxprs.module_paths import match_module
 from mixedres._internal.types import Jaxpr
 from mixedres.amp._graph import Graph, Scope
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
+from mixedres._internal import registry
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.formats import check_format, is_of_newer_version, without_stamp
 from mixedres._internal.names import LONGEST_NAME, __version__
@@ -177,10 +178,11 @@ def read_flat(recorded: Mapping[str, Json], where: object, made: Record | None =
     `made`: the document around the config, which has the stamp; None: the config has the stamp itself.
 
     Raises:
-      ConfigError: for a config of a newer format, an unknown key, and an invalid value. If a newer version of mixedres
-        wrote the config, the message says so.
+      ConfigError: for a config of a newer format, an unknown key, an invalid value, and names that nobody has
+        registered here. If a newer version of mixedres wrote the config, the message says so.
     """
     check_format(recorded, where)
+    registry.check_needed(recorded, where)
     try:
         return complete(without_stamp(dict(recorded)))
     except ConfigError as error:

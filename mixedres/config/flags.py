@@ -2,19 +2,18 @@
 
 import argparse
 import dataclasses
-import importlib.util
 import pathlib
 import re
 import traceback
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import TypeAlias
 
 from ml_collections import ConfigDict
 
+from mixedres._internal import registry
 from mixedres._internal.cli.command_line import Parser
 from mixedres._internal.errors import ConfigError
-from mixedres._internal.files import open_regular, split_checkpoint
+from mixedres._internal.files import split_checkpoint
 from mixedres._internal.names import PROCESS_FLAGS
 from mixedres.config.keys import KEYS
 from mixedres.config.values import BOOLEANS, check_key, is_switch, override, validate
@@ -158,7 +157,7 @@ def load_config(argument: str, read_run: ReadRun | None = None) -> ConfigDict:
     if name == "run" and read_run is not None:
         return read_run(pathlib.Path(choice).expanduser())
     try:
-        module = _load_module(_recipe_or_file(name))
+        module = registry.run_file(_recipe_or_file(name))
         if not hasattr(module, "get_config"):
             sample = RECIPES[-1] / "digits.py"
             raise ConfigError(f"--config={argument} has no function get_config; write one as in {sample}")
@@ -183,16 +182,6 @@ def load_config(argument: str, read_run: ReadRun | None = None) -> ConfigDict:
     if not isinstance(config, ConfigDict):
         raise ConfigError(f"--config={argument}: get_config must return a ConfigDict, not {config!r}")
     return config
-
-
-def _load_module(path: pathlib.Path) -> ModuleType:
-    open_regular(path).close()  # a pipe or a device would never end
-    spec = importlib.util.spec_from_file_location("config_file", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"--config={path} is not a Python file; name one such as configs/digits.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _recipe_or_file(name: str) -> pathlib.Path:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from mixedres._internal import registry
 from mixedres._internal.names import (
     ANY,
     FRACTION,
@@ -206,6 +207,7 @@ KEYS = (
     free("eval_every", object, "1 epoch", "time between evaluations; 0: one at the end", DURATION),
     free("checkpoint_every", object, "1 epoch", "time between checkpoints; 0: one at the end", DURATION),
     free("keep_checkpoints", int, 3, "number of newest checkpoints to keep", POSITIVE),
+    free("imports", tuple, (), "KEY:FILE for each key whose value a file registered; recorded by a run"),
     free("log_every", int, 10, "steps between two lines of training metrics", POSITIVE),
     free("log_resources_every", float, 5.0, "seconds between samples of CPU and memory use; 0: none", NOT_NEGATIVE),
     free("wandb", str, None, "project at Weights & Biases that receives the metrics too; not set: none"),
@@ -224,7 +226,7 @@ KEYS = (
         "model.name",
         str,
         "resnet50",
-        "resnet18 to 200, cifar_resnet{6n+2}, a key of models.NETWORKS, or auto: as init_from",
+        "resnet18 to 200, cifar_resnet{6n+2}, a registered network, or auto: as init_from",
     ),
     Key("model.version", str, None, "1, 1.5 or 2; not set: 1.5, and 1 for cifar_resnet"),
     Key("model.padding", str, "pytorch", "of strided 3x3 convolutions: (1, 1) or (0, 1)", _PADDING),
@@ -241,7 +243,7 @@ KEYS = (
     Key("batch_norm.sync", bool, False, "batch statistics over all devices instead of per device"),
     Key("data.name", str, "synthetic", "digits, synthetic, cifar10, idx, imagenet2012, folder, tfds:NAME"),
     *_data_keys(),
-    Key("optimizer.name", str, "sgd", "the optimizer", one_of(*OPTIMIZERS)),
+    Key("optimizer.name", str, "sgd", "the optimizer", one_of(*OPTIMIZERS, or_of=registry.OPTIMIZERS)),
     Key("optimizer.learning_rate", float, 0.1, "peak rate, for lr_reference_batch images per step", POSITIVE),
     Key("optimizer.lr_reference_batch", int, 256, "multiply the rate by batch_size / this; 0: do not", NOT_NEGATIVE),
     Key("optimizer.momentum", float, 0.9, "momentum of sgd, lars and muon; beta 1 of adamw", FRACTION),
@@ -254,7 +256,7 @@ KEYS = (
     Key("optimizer.beta2", float, 0.999, "beta 2 of adamw, and of muon for parameters that are no kernels", FRACTION),
     Key("optimizer.epsilon", float, 1e-8, "epsilon of adamw and muon", POSITIVE),
     Key("optimizer.trust_coefficient", float, 0.001, "trust coefficient of lars", POSITIVE),
-    Key("schedule.name", str, "cosine", "how the rate falls after the warm-up", one_of(*SCHEDULES)),
+    Key("schedule.name", str, "cosine", "how the rate falls", one_of(*SCHEDULES, or_of=registry.SCHEDULES)),
     Key("schedule.warmup", object, 0, "length of the linear warm-up from 0", DURATION),
     Key("schedule.end_factor", float, 0.0, "last rate / peak, for cosine and polynomial", UNIT),
     Key("schedule.epoch", str, "whole", "steps of an epoch: rounded down (whole) or exact (fractional)", _EPOCH),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mixedres._internal import registry
 from mixedres._internal.names import (
     ANY,
     AUGMENTATIONS,
@@ -23,6 +24,7 @@ from mixedres._internal.names import (
     Range,
     one_of,
 )
+from mixedres._internal.registry import SOURCES as SOURCES
 from mixedres.data.examples import Dataset, with_background
 from mixedres.data.sources import Source, Synthetic
 
@@ -77,7 +79,12 @@ class Options:
     rgb: bool = _option(bool, False, "repeat gray images of idx to three channels")
     pad: int = _option(int, 0, "padding in pixels before a random crop, for data in memory", NOT_NEGATIVE)
     flip: bool = _option(bool, False, "random left-right flip")
-    augment: str = _option(str, "none", "trivial: one random operation of TrivialAugment", one_of(*AUGMENTATIONS))
+    augment: str = _option(
+        str,
+        "none",
+        "trivial: one random operation of TrivialAugment; or an own one",
+        one_of(*AUGMENTATIONS, or_of=registry.AUGMENTATIONS),
+    )
     erasing: float = _option(float, 0.0, "probability that a random rectangle becomes random pixels", UNIT)
     train_split: str | None = _option(
         str, None, "training split, such as 'train[:90%]', or folder; '.': each folder is a class; not set: train"
@@ -113,7 +120,7 @@ class Options:
             return None
         from mixedres.data.images.augment import Augmentation
 
-        return Augmentation(self.augment, self.erasing)
+        return Augmentation(self.augment, self.erasing, registry.AUGMENTATIONS.files.get(self.augment, ""))
 
     @property
     def in_memory(self) -> dict[str, Any]:
@@ -136,7 +143,8 @@ def load(name: str, **options: Any) -> Source:
     make = SOURCES.get(name, functools.partial(_stored, name) if name.startswith(PREFIX) else None)
     if make is not None:
         try:
-            return make(chosen)
+            source: Source = make(chosen)
+            return source
         except OSError as error:
             raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from error
     near = difflib.get_close_matches(name, SOURCES, n=1)
@@ -262,8 +270,7 @@ def _notes(data_set: Dataset, options: Options) -> Iterator[str]:
         yield "the test examples are the training examples"
 
 
-# Functions from options to a data set, by the name in ``config.data.name``; add an entry for a data set of your own.
-SOURCES: dict[str, Callable[[Options], Source]] = {
+_BUILT_IN: dict[str, Callable[[Options], Source]] = {
     "digits": _digits,
     "synthetic": _synthetic,
     "cifar10": _cifar10,
@@ -271,5 +278,6 @@ SOURCES: dict[str, Callable[[Options], Source]] = {
     "imagenet2012": functools.partial(_stored, "imagenet2012"),
     "folder": functools.partial(_stored, "folder"),
 }
+SOURCES.update(_BUILT_IN)
 # Names of the built-in data sets.
-NAMES = tuple(SOURCES)
+NAMES = tuple(_BUILT_IN)

@@ -10,9 +10,10 @@ from mixedres.models.names import NAMES, NETWORKS, OPTIONS, check_options, defau
 
 if TYPE_CHECKING:
     from mixedres.models import kernel_layout, onednn
-    from mixedres.models.factory import INITIALIZERS, Network, compiler_options, create, for_platform
+    from mixedres.models.factory import INITIALIZERS, compiler_options, create, for_platform
     from mixedres.models.folding import for_inference
     from mixedres.models.layers import module_paths
+    from mixedres.models.network import Network
     from mixedres.models.normalize import NormalizeFn, normalization
     from mixedres.models.resnet import ResNet
 

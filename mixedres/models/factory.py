@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -14,42 +14,8 @@ from mixedres._internal.tree import at_least_float32
 from mixedres._internal.types import DType
 from mixedres.models import onednn, resnet
 from mixedres.models.names import OPTIONS, check_options, resnet_shape
+from mixedres.models.network import Network
 from mixedres.models.resnet import ResNet
-
-
-class Network(Protocol):
-    """A network that can be trained: a Flax module with these fields, such as `ResNet`.
-
-    ``apply(variables, images, train=...)`` takes images (b, h, w, c) in float32 and returns logits (b, num_classes) in
-    the output dtype of the policy. The variables are 'params' and, if the network has running statistics,
-    'batch_stats', all float32.
-
-    Attributes:
-      num_classes: outputs of the network.
-      policy: dtypes of parameters, arithmetic and logits; float32 under a graph rewrite.
-      norm_policy: dtypes of normalization.
-      precision: precision of every product; see `jax.lax.dot_general`.
-      keep_float32: regular expression of the paths of modules that compute in float32.
-    """
-
-    num_classes: int
-    policy: jmp.Policy
-    norm_policy: jmp.Policy | None
-    precision: Any
-    keep_float32: str
-
-    @property
-    def init(self) -> Callable[..., Any]:
-        """Returns the method that makes variables: (key, images, train) -> {'params', 'batch_stats'}."""
-
-    @property
-    def apply(self) -> Callable[..., Any]:
-        """Returns the method that computes logits: (variables, images, train)."""
-
-    @property
-    def clone(self) -> Callable[..., Any]:
-        """Returns the method that copies the module with other fields."""
-
 
 Initializer: TypeAlias = Callable[..., jax.Array]
 # Initializers of the convolutions, by the name in ``config.model.kernel_init``.

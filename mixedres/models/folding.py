@@ -11,8 +11,8 @@ from typing import Any
 from flax import traverse_util
 
 from mixedres._internal.types import Variables
-from mixedres.models.factory import Network
 from mixedres.models.layers import policy_at
+from mixedres.models.network import Network
 from mixedres.models.resnet import ResNet
 
 # {norm: the convolution before it}. In version 2 the first norm of a block, and the last norm of the network, are

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import jmp
 
-from mixedres._internal.module_paths import match_module
+from mixedres._internal.jaxprs.module_paths import match_module
 from mixedres._internal.tree import at_least_float32
 from mixedres._internal.types import DType, Function
 from mixedres.models import fused

@@ -1,8 +1,9 @@
 """Names of networks, and what they stand for. Importing this imports neither JAX nor Flax."""
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+
+from mixedres._internal.registry import NETWORKS as NETWORKS
 
 # size: (whether it has bottlenecks, blocks per stage); arXiv 1512.03385, table 1, 1603.05027 for 200, and timm for 26.
 _IMAGENET_SIZES = {
@@ -22,10 +23,6 @@ PADDINGS = ("pytorch", "tensorflow")
 OPTIONS = {"padding": PADDINGS, "pool_padding": PADDINGS, "projection": ("shape", "stage")}
 # Names of the ResNets; n is any number > 0.
 NAMES = (*(f"resnet{size}" for size in _IMAGENET_SIZES), "cifar_resnet{6n+2}")
-
-# Networks that are no ResNets, by the name in config.model.name: functions from the fields of `Network`, as keyword
-# arguments, to a network. The keys of a config that are about ResNets (`model.*`, `batch_norm.*`) do not apply to them.
-NETWORKS: dict[str, Callable[..., Any]] = {}
 
 
 def check_options(options: Mapping[str, str]) -> None:

@@ -19,6 +19,7 @@ import jmp
 from mixedres._internal.tree import at_least_float32
 from mixedres._internal.types import DType
 from mixedres.models.layers import Conv, Norms, add, policy_of
+from mixedres.models.network import Network
 from mixedres.models.operations import max_pool
 
 ModuleFn = Callable[..., nn.Module]
@@ -144,8 +145,10 @@ class Head(nn.Module):
         return (y.astype(wide) + bias.astype(wide)[None]).astype(compute_dtype)
 
 
-class ResNet(nn.Module):
+class ResNet(Network, kw_only=True):
     """A residual network; `mixedres.models.create` builds the named ones.
+
+    It has the attributes of `Network`; results of the modules in `keep_float32` are float32 too.
 
     Attributes:
       stage_sizes: blocks per stage; stage i has `filters * 2**i` filters and, from the second on, stride 2.
@@ -153,9 +156,6 @@ class ResNet(nn.Module):
       version: '1', '1.5' or '2'; '2' has no norm in the stem and one before the last pool.
       filters: filters of the stem and of the first stage.
       small_images: a 3x3 stem of stride 1 without pooling (CIFAR) instead of 7x7 of stride 2 with it.
-      num_classes: outputs of the head.
-      policy: dtypes of parameters, activations and logits.
-      norm_policy: dtypes of batch normalization; None for float32 arithmetic and a result in the compute dtype.
       momentum: factor of the old running averages of batch norms.
       epsilon: number that batch norms add to the variance.
       axis_name: mesh axis over which batch norms take statistics; None: per device.
@@ -168,9 +168,6 @@ class ResNet(nn.Module):
         kernel.
       kernel_init: initializer of the convolutions.
       head_init: initializer of the head's kernel.
-      precision: precision of every product ('highest' is true float32); see `jax.lax.conv_general_dilated`.
-      keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'. Their results are
-        float32 too; other modules cast their operands to the compute dtype.
       fused: in training, fuse batch norms with the ops after them; see `mixedres.models.layers.Norms`.
       use_onednn: on CPUs, compute bfloat16 convolutions in the forms of `mixedres.models.onednn`, and select bfloat16
         in float32. Without the compiler options of oneDNN these forms are slow.
@@ -183,9 +180,6 @@ class ResNet(nn.Module):
     version: str
     filters: int
     small_images: bool
-    num_classes: int
-    policy: jmp.Policy
-    norm_policy: jmp.Policy | None = None
     momentum: float = 0.9
     epsilon: float = 1e-5
     axis_name: str | None = None
@@ -196,8 +190,6 @@ class ResNet(nn.Module):
     zero_init_last: bool = True
     kernel_init: Callable[..., Any] = nn.initializers.he_normal()
     head_init: Callable[..., Any] = nn.initializers.normal(0.01)
-    precision: Any = None
-    keep_float32: str = ""
     fused: bool = False
     use_onednn: bool = False
     product_dtype: DType | None = None

@@ -120,7 +120,7 @@ class Experiment:
     def init_state(self) -> step.TrainState:
         """Returns the state before the first step; traceable, so that `jax.eval_shape` returns its structure."""
         images = jnp.zeros((1, *self.source.image_shape))
-        variables = self.model.init(jax.random.key(self.config.seed), images, train=False)
+        variables = dict(self.model.init(jax.random.key(self.config.seed), images, train=False))
         return step.init_state(variables, self.tx, ema=self.config.ema_decay > 0)
 
     @property
@@ -163,5 +163,5 @@ def for_training(
     network = models.for_platform(model, platform, chosen.policy.compute_dtype, count)
     is_rewritten_on_cpu = chosen.implementation == "graph_rewrite" and platform == "cpu"
     if is_rewritten_on_cpu and config.model.fused == "auto" and isinstance(network, models.ResNet):
-        return network.clone(fused=network.fused and network.use_onednn)
+        network = network.clone(fused=network.fused and network.use_onednn)
     return network

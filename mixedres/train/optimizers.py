@@ -1,7 +1,7 @@
 """Learning-rate schedules, the weight-decay mask, and a table of optimizers."""
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from mixedres._internal import registry
 from mixedres._internal.names import SCHEDULES
 from mixedres._internal.tree import leaf_path
 from mixedres._internal.types import MaskFn, PyTree
@@ -34,7 +35,8 @@ def schedule(
     Args:
       name: 'constant', 'cosine' (half a cosine from `peak` to `end_factor * peak` at `total_steps`), 'piecewise'
         (`peak` times `factors[i]` after `boundaries[i]` steps; the step at the boundary still has the old rate, as in
-        the TensorFlow original) or 'polynomial' (``(1 - progress) ** power``, to `end_factor * peak`).
+        the TensorFlow original), 'polynomial' (``(1 - progress) ** power``, to `end_factor * peak`), or a name of
+        `registry.SCHEDULES`.
       peak: learning rate after the warm-up, > 0.
       total_steps: length of the run, warm-up included.
       warmup_steps: steps of linear growth; step 0 has rate 0.
@@ -49,8 +51,8 @@ def schedule(
     Raises:
       ValueError: for an unknown name or a number out of range.
     """
-    if name not in SCHEDULES:
-        raise ValueError(f"schedule {name!r} is unknown; use one of {', '.join(SCHEDULES)}")
+    if name not in (*SCHEDULES, *registry.SCHEDULES):
+        raise ValueError(f"schedule {name!r} is unknown; use one of {', '.join((*SCHEDULES, *registry.SCHEDULES))}")
     if not peak > 0:
         raise ValueError(f"the learning rate must be > 0, got {peak:g}")
     if len(boundaries) != len(factors) or list(boundaries) != sorted(set(boundaries)):
@@ -71,6 +73,8 @@ def schedule(
             shape = end_factor + (1 - end_factor) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
         elif name == "polynomial":
             shape = end_factor + (1 - end_factor) * (1 - progress) ** power
+        elif name in registry.SCHEDULES:
+            shape = registry.SCHEDULES[name](progress)
         else:
             shape = steps(count)
         warmup = jnp.minimum(count / warmup_steps, 1.0) if warmup_steps else 1.0
@@ -148,9 +152,8 @@ def _on_matrices(tx: optax.GradientTransformation) -> optax.GradientTransformati
     return optax.GradientTransformation(lambda params: tx.init(flat(params)), update)
 
 
-# {name: function that builds the optimizer}. The keyword-only arguments of the function are the options that the
-# optimizer takes, as `mixedres._internal.names.OPTIMIZERS` has them.
-OPTIMIZERS: dict[str, Callable[..., Chain]] = {"sgd": _sgd, "lars": _lars, "adamw": _adamw, "muon": _muon}
+# The keyword-only arguments of a function are the options of its optimizer, as `mixedres._internal.names` has them.
+registry.OPTIMIZERS.update({"sgd": _sgd, "lars": _lars, "adamw": _adamw, "muon": _muon})
 
 
 def create(
@@ -165,10 +168,11 @@ def create(
     """Returns an optimizer for unscaled float32 gradients.
 
     Args:
-      name: 'sgd', 'lars' (You et al., arXiv 1708.03888, with optax's trust ratio |w| / |g + decay * w| where the paper
-        has |w| / (|g| + decay * |w|)), 'adamw' (arXiv 1711.05101) or 'muon' (arXiv 2502.16982). Muon moves a kernel by
-        its momentum with all singular values near 1; the rows of the matrix are height, width and input channels of a
-        convolution. Parameters with one axis are updated by adamw.
+      name: a name of `registry.OPTIMIZERS`: 'sgd', 'lars' (You et al., arXiv 1708.03888, with optax's trust ratio
+        |w| / |g + decay * w| where the paper has |w| / (|g| + decay * |w|)), 'adamw' (arXiv 1711.05101), 'muon' (arXiv
+        2502.16982), or a registered one. Muon moves a kernel by its momentum with all singular values near 1; the rows
+        of the matrix are height, width and input channels of a convolution. Parameters with one axis are updated by
+        adamw.
       learning_rate: function of the number of applied updates.
       weight_decay: >= 0. For sgd and lars coupled L2: ``weight_decay * w`` is added to the gradient. For adamw and muon
         decoupled: the update shrinks w by ``learning_rate * weight_decay``.
@@ -193,7 +197,7 @@ def create(
     mask = path_mask(decay_mask)
     parts = Parts(optax.scale_by_learning_rate(learning_rate), optax.add_decayed_weights(weight_decay, mask), mask)
     clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
-    return optax.chain(clip, *OPTIMIZERS[name](parts, **chosen))
+    return optax.chain(clip, *registry.OPTIMIZERS[name](parts, **chosen))
 
 
 def with_layer_decay(tx: optax.GradientTransformation, factor: float) -> optax.GradientTransformation:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ml_collections import ConfigDict
 
 from mixedres import checkpoints, data, models
+from mixedres._internal import registry
 from mixedres._internal.cli import console
 from mixedres._internal.cli.command_line import how_to_install
 from mixedres._internal.errors import ConfigError, config_errors
@@ -136,6 +137,8 @@ def plan(
             weights = expanded(config.init_from)
             check_weights_exist(weights)
     config = _with_batch_size(_with_source(_with_network(config, recorded, weights), source))
+    flat = flatten(config)
+    config = unflatten(flat | {"imports": registry.needed(flat)})
     where = f"source={type(source).__name__}" if source is not None else f"config.data.name={config.data.name}"
     with config_errors("config.data"):
         source = source or data.load(**config.data, batch_size=config.batch_size)

@@ -37,9 +37,9 @@ from mixedres.train.distributed import SINGLE, SingleProcess
 from mixedres.train.distributed.opening import open_run
 from mixedres.train.experiment import Experiment
 from mixedres.train.loop import Loop, Parts
-from mixedres.train.metrics import wandb_writer
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.resources import Resources
+from mixedres.train.metrics.trackers import Trackers
 from mixedres.train.metrics.writers import MetricWriter, NullMetricWriter
 from mixedres.train.planning import Plan
 
@@ -94,12 +94,11 @@ def fit(
         saved.remove_partial()
         if group.is_primary:
             checkpoints.RunDirectory(directory).begin(experiment.resolved, experiment.data)
-        tracker = stack.enter_context(wandb_writer.tracker(experiment, directory, group))
+        trackers = stack.enter_context(Trackers.of(directory, experiment.resolved, writes=group.is_primary))
         host, first_step, started = begun.host or checkpoints.HostState(), int(begun.state.step), time.perf_counter()
         compiled = _compile(experiment, begun.state)
-        seconds = time.perf_counter() - started
-        _say_compiled(programs, seconds, first_step)
-        log = _open_log(experiment, directory, group, tracker, begun.state, host)
+        _say_compiled(programs, seconds := time.perf_counter() - started, first_step)
+        log = _open_log(experiment, directory, group, trackers, begun.state, host)
         parts = Parts(
             experiment=experiment,
             directory=directory,
@@ -154,7 +153,7 @@ def _open_log(
     experiment: Experiment,
     directory: pathlib.Path,
     group: SingleProcess,
-    tracker: wandb_writer.WandbWriter | None,
+    trackers: Trackers,
     state: step.TrainState,
     host: checkpoints.HostState,
 ) -> RunLog:
@@ -165,7 +164,7 @@ def _open_log(
     writer: MetricWriter | NullMetricWriter = NullMetricWriter()
     try:
         if group.is_primary:
-            writer = MetricWriter(metrics, first_step, evaluated=done, tracker=tracker)
+            writer = MetricWriter(metrics, first_step, evaluated=done, trackers=trackers)
     except OSError as error:
         raise TrainingError(f"{metrics} cannot be written ({error.strerror}); make room and start again") from error
     return RunLog(

@@ -117,7 +117,7 @@ def test_recorded_config_sets_nothing_on_this_machine(tmp_path):
     given = {"data.workers": 3, "keep_checkpoints": 9, "log_every": 9, "profile": "1:2", "compilation_cache": "/c"}
     given |= {"wandb": "w", "init_from": "/i", "data.dir": "/d\x1b[2J", "data.threads": 2, "data.max_pixels": 2**31 - 1}
     given |= {"numerics.every": 1, "eval_every": 1, "checkpoint_every": 1, "stop_at_top1": 0.5, "patience": 9}
-    given |= {"batch_size_per_device": 9, "log_resources_every": 1.0}
+    given |= {"batch_size_per_device": 9, "log_resources_every": 1.0, "imports": ("data.name:/x.py",)}
     assert given.keys() == {key.path for key in KEYS if not key.is_portable}
     portable = {key.path for key in KEYS if key.resume == FREE} - given.keys()
     assert portable == {"num_devices", "model.fused", "data.on_error", "max_consecutive_skips"}

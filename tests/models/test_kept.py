@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mixedres import precision
-from mixedres._internal.module_paths import match_module
+from mixedres._internal.jaxprs.module_paths import match_module
 from mixedres.amp._explain import casts
 from mixedres.models import module_paths
 from mixedres.models.layers import policy_at

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from mixedres import models, precision
+from mixedres import models, precision, registry
 from mixedres._internal import names
 from mixedres.train import optimizers
 
@@ -28,7 +28,7 @@ STEPS_OF_WARM = [0, 5, 10, 35, 60, 85, 110, 500]
 
 
 def test_command_line_knows_the_options_of_the_functions():
-    takes = {name: tuple(inspect.getfullargspec(build).kwonlyargs) for name, build in optimizers.OPTIMIZERS.items()}
+    takes = {name: tuple(inspect.getfullargspec(build).kwonlyargs) for name, build in registry.OPTIMIZERS.items()}
     assert takes == names.OPTIMIZERS
     assert tuple(models.INITIALIZERS) == names.INITIALIZERS
     with pytest.raises(ValueError, match=r"layer_decay=0\.5 is not an option of sgd, only of no optimizer"):
@@ -236,3 +236,22 @@ def test_paths_of_the_mask():
     params = {"conv": {"kernel": 1, "kernel_scale": 2}, "norm": [{"bias": 3}], "kernel": 4}
     mask = optimizers.path_mask(optimizers.KERNELS)(params)
     assert mask == {"conv": {"kernel": True, "kernel_scale": False}, "norm": [{"bias": False}], "kernel": True}
+
+
+def test_registered_schedule_follows_the_warm_up(monkeypatch):
+    monkeypatch.setitem(registry.SCHEDULES, "sqrt", lambda progress: 1 - jnp.sqrt(progress))
+    rate = optimizers.schedule("sqrt", peak=2.0, total_steps=110, warmup_steps=10)
+    assert [float(rate(step)) for step in (5, 10, 35, 110)] == pytest.approx([1.0, 2.0, 1.0, 0.0])
+
+
+def test_registered_optimizer_takes_options_and_decay_of_the_config(monkeypatch):
+    def lion(parts, *, momentum, beta2, own=0):
+        return optax.scale_by_lion(momentum, beta2), parts.decay, parts.descend
+
+    monkeypatch.setitem(registry.OPTIMIZERS, "lion", lion)
+    tx = optimizers.create("lion", lambda count: 0.5, momentum=0.9, beta2=0.99, weight_decay=0.1)
+    params, gradient = {"kernel": np.float32([2.0, -4.0])}, {"kernel": np.float32([0.3, -7.0])}
+    updates, _ = tx.update(gradient, tx.init(params), params)
+    np.testing.assert_allclose(updates["kernel"], -0.5 * (np.float32([1, -1]) + 0.1 * params["kernel"]), rtol=1e-6)
+    with pytest.raises(ValueError, match="nesterov=True is not an option of lion, only of sgd, lars, muon"):
+        optimizers.create("lion", lambda count: 0.5, momentum=0.9, nesterov=True)

@@ -119,7 +119,8 @@ def test_run_of_a_network_that_is_not_registered_is_one_line(place, trained, mon
     monkeypatch.delitem(models.NETWORKS, "convnext")
     assert predict.main(["predict", f"--from={trained[0]}", str(place / "images" / "val")]) == 2
     error = capsys.readouterr().err
-    assert "model 'convnext' is unknown; use one of resnet14" in error and error.count("\n") == 1
+    assert "has model.name=convnext, which " in error and "; if you trust that file, add --import=" in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("key", ["model__version=1", "batch_norm__sync=True", "optimizer__layer_decay=0.9"])

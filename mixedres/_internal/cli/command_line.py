@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from mixedres._internal import environment, files
+from mixedres._internal import environment, files, registry
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, MixedresError, config_errors
 from mixedres._internal.names import PRESETS, __version__, unknown_preset
 
+IMPORT = "run this first: it registers networks, data sets and others that a config names (mixedres.registry)"
 HELP = {"--help", "-h", "--helpfull", "--helpshort"}
 # Extra of the package that brings a module; "train" brings the others.
 _EXTRAS = {
@@ -32,6 +33,8 @@ class Parser(argparse.ArgumentParser):
         """Takes `prog` as a user types it, and a `description` that is printed unchanged."""
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(prog=prog, description=description, allow_abbrev=False, **options)
+        if options.get("add_help", True):  # for --help: `run` takes the flag away
+            self.add_argument("--import", metavar="FILE.py|MODULE", help=IMPORT)
 
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError."""
@@ -96,7 +99,7 @@ def run(
       smaller: what to set where the memory does not suffice.
     """
     try:
-        command(arguments)
+        command(_imported(arguments))
         sys.stdout.flush()  # here, where it may fail
     except MixedresError as error:
         return _fail(program, error.status, str(error))
@@ -122,6 +125,20 @@ def run(
         console.give_up()  # without a name it is the output
         return _fail(program, 1, f"stdout: {reason}")
     return 0
+
+
+def _imported(arguments: Sequence[str]) -> list[str]:
+    """Imports what --import names, so that a config may name what it registers, and returns the other arguments."""
+    others, remaining = [], iter(arguments)
+    for argument in remaining:
+        flag, equals, given = argument.partition("=")
+        if flag != "--import":
+            others.append(argument)
+        elif given := given if equals else next(remaining, ""):
+            registry.load(given)
+        else:
+            raise ConfigError("--import names nothing; write --import=FILE.py or --import=MODULE")
+    return others
 
 
 def typed() -> str:

@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
+from mixedres._internal import registry
+from mixedres._internal.registry import AUGMENTATIONS
+
 # Magnitudes from 0 to the largest, see `OPERATIONS`.
 _LEVELS = 31
 # Area of the erased rectangle as fractions of the image, and its aspect ratio: the values of Zhong et al. for ImageNet.
@@ -51,12 +54,15 @@ class Augmentation:
     """Random changes of a training image.
 
     Attributes:
-      policy: 'none', or 'trivial': one operation of `OPERATIONS`, with one of 31 magnitudes, on each uint8 image.
+      policy: 'none', 'trivial' (one operation of `OPERATIONS`, with one of 31 magnitudes, on each uint8 image), or a
+        name of `registry.AUGMENTATIONS`.
       erasing: probability that a rectangle becomes random pixels (Zhong et al., 2017, arXiv 1708.04896).
+      file: the file that registered the policy; a decoding process runs it.
     """
 
     policy: str = "none"
     erasing: float = 0.0
+    file: str = ""
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> None:
         """Changes an image (height, width, 1 or 3) in its place; floats are from 0 to 255."""
@@ -65,8 +71,22 @@ class Augmentation:
             _, largest, signed = OPERATIONS[name]
             sign = -1 if signed and rng.random() < 0.5 else 1
             image[...] = augmented(image, name, sign * largest * level / (_LEVELS - 1))
+        elif self.policy != "none":
+            if self.policy not in AUGMENTATIONS:
+                registry.load(self.file)
+            image[...] = _checked(self.policy, image, AUGMENTATIONS[self.policy](image.copy(), rng))
         if self.erasing and rng.random() < self.erasing:
             _erase(image, rng)
+
+
+def _checked(name: str, image: np.ndarray, changed: np.ndarray) -> np.ndarray:
+    """Returns a changed image; raises ValueError if it has another shape or dtype."""
+    kinds = [f"{getattr(x, 'dtype', type(x).__name__)}{list(np.shape(x))}" for x in (image, changed)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(
+            f"the augmentation {name!r} must return an image like the one that it takes, {kinds[0]}, got {kinds[1]}"
+        )
+    return changed
 
 
 def augmented(image: np.ndarray, name: str, magnitude: float) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 from mixedres import amp
 from mixedres._internal import jax_compat
 from mixedres._internal.cli import console
-from mixedres._internal.module_paths import expression
+from mixedres._internal.jaxprs.module_paths import expression
 from mixedres._internal.tree import HALF, at_least_float32, is_half, is_inexact
 from mixedres._internal.types import Array, DType, Function, Jaxpr, PyTree
 from mixedres.numerics._compare.analysis import Analysis

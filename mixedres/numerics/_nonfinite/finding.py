@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mixedres._internal.errors import listed
-from mixedres._internal.module_paths import expression
+from mixedres._internal.jaxprs.module_paths import expression
 from mixedres.numerics._recording.frames import Operation, Place, Statistics, Tensor, outside
 from mixedres.numerics._recording.readers import factors, hidden
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mixedres._internal.module_paths import modules
+from mixedres._internal.jaxprs.module_paths import modules
 
 # The path of a constant array of the program.
 CONSTANT = "a constant"

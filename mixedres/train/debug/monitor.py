@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from mixedres import precision
-from mixedres._internal.module_paths import match_module
+from mixedres._internal.jaxprs.module_paths import match_module
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch, CompiledStep, Metrics
 from mixedres.numerics import Report, TensorCounts, TensorRow

@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 
 from mixedres._internal.files import Lines, open_own, open_regular, parse_json, without_nan, write_whole
 from mixedres._internal.lazy import hidden
-from mixedres.train.metrics.wandb_writer import WandbWriter
+from mixedres.train.metrics.trackers import Trackers, curves
 
 # tensorboardX imports these where they are installed; torch alone takes 1.8 CPU seconds.
 with hidden("torch", "boto3", "comet_ml", "google.cloud.storage"):
@@ -36,13 +36,13 @@ class Histogram(NamedTuple):
 
 
 class MetricWriter:
-    """Writer of metrics as lines of JSON, as TensorBoard events, and to a tracker.
+    """Writer of metrics as lines of JSON, as TensorBoard events, and to trackers.
 
     If the disk is full or gone, lines wait in memory until they can be written, and curves end.
     """
 
     def __init__(
-        self, jsonl: pathlib.Path, first_step: int, *, evaluated: bool = True, tracker: WandbWriter | None = None
+        self, jsonl: pathlib.Path, first_step: int, *, evaluated: bool = True, trackers: Trackers | None = None
     ):
         """Opens the files, and removes the lines of `jsonl` that the run writes again.
 
@@ -50,7 +50,7 @@ class MetricWriter:
           jsonl: file of lines; the events are written beside it.
           first_step: the step at which this start begins; lines of later steps are removed.
           evaluated: whether `first_step` was evaluated before its checkpoint; if not, its evaluation is removed.
-          tracker: receives the curves too; not closed with this writer. None: no tracker.
+          trackers: receive the values too; not closed with this writer. None: no trackers.
 
         Raises OSError if `jsonl` cannot be opened.
         """
@@ -67,18 +67,15 @@ class MetricWriter:
             flush_secs=10,
             filename_suffix=f".{os.getpid()}.{next(_COUNT)}",
         )
-        self._tracker = tracker
+        self._trackers = trackers or Trackers({})
 
     def write(self, step: int, kind: str, values: Mapping[str, float | None]) -> None:
         """Writes `values` of `kind` ('train', 'eval', 'resources' or 'numerics') after `step` steps."""
         plain = without_nan(dict(values))
         self._lines.write(json.dumps({"step": step, "kind": kind} | plain) + "\n")
-        plotted = {name: value for name, value in plain.items() if value is not None}
-        curves = {f"{kind}/{name}": value for name, value in plotted.items() if name not in ("epoch", "examples")}
-        for name, value in curves.items():
+        for name, value in curves(kind, plain).items():
             self._events.add_scalar(name, value, step)
-        if self._tracker:
-            self._tracker.write(step, curves)
+        self._trackers.write(step, kind, plain)
 
     def histograms(self, step: int, kind: str, found: Mapping[str, Histogram]) -> None:
         """Writes histograms after `step` steps, for TensorBoard alone."""

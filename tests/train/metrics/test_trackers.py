@@ -1,14 +1,16 @@
-"""Weights & Biases, offline: what is sent there is what stands in metrics.jsonl."""
+"""Trackers: what Weights & Biases, offline, and registered ones get is what stands in metrics.jsonl."""
 
 import contextlib
 import json
+import types
 
 import pytest
 
+from mixedres._internal import registry
 from mixedres._internal.errors import TrainingError
 from mixedres.checkpoints import workdir
 from mixedres.train import run
-from mixedres.train.metrics import wandb_writer
+from mixedres.train.metrics.trackers import Trackers
 from tests.train import run_cases
 
 pytestmark = pytest.mark.usefixtures("small_network")
@@ -56,17 +58,23 @@ def test_offline_run_continues_the_same_curves(wandb, tmp_path, monkeypatch):
     assert not (tmp_path / "wandb").exists() and not (tmp_path / workdir.WANDB_ID).exists()
 
 
-def test_failure_after_the_start_is_one_warning(wandb, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("WANDB_MODE", "disabled")
+def test_registered_tracker_that_fails_gets_nothing_more_and_ends_no_run(tmp_path, monkeypatch, capsys):
+    seen = {"good": [], "bad": []}
 
-    def gone(*args, **kwargs):
-        raise BrokenPipeError(32, "Broken pipe")
+    def tracker(name):
+        def write(step, kind, values):
+            seen[name].append({"step": step, "kind": kind} | values)
+            if name == "bad":
+                raise BrokenPipeError(32, "Broken pipe")
 
-    with wandb_writer.WandbWriter("project", tmp_path, {}) as run:
-        monkeypatch.setattr(run._run, "log", gone)
-        run.write(1, {"train/loss": 1.0})
-        run.write(2, {"train/loss": 1.0})
-    assert capsys.readouterr().out.count("Weights & Biases takes no metrics any more") == 1
+        return lambda directory, config: types.SimpleNamespace(write=write, close=seen[name].append)
+
+    for name in seen:
+        monkeypatch.setitem(registry.TRACKERS, name, tracker(name))
+    run_cases.fit(run_cases.tiny(), tmp_path)
+    *written, failed = seen["good"]
+    assert written == run_cases.lines(tmp_path) and failed is False
+    assert len(seen["bad"]) == 1 and capsys.readouterr().out.count("bad takes no metrics any more") == 1
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -80,7 +88,7 @@ def test_end_comes_after_the_summary_and_tells_a_failure(fails, wandb, tmp_path,
     def diverged(*args):
         raise TrainingError("the network diverged")
 
-    monkeypatch.setattr(wandb_writer.WandbWriter, "__exit__", end)
+    monkeypatch.setattr(Trackers, "__exit__", end)
     if fails:
         monkeypatch.setattr(run, "_check_outcome", diverged)
     with pytest.raises(TrainingError) if fails else contextlib.nullcontext():

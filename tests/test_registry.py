@@ -1,0 +1,121 @@
+"""What users register: every command that reads the run finds it, or says in one line what to import."""
+
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import mixedres
+from mixedres import data, registry
+from mixedres.__main__ import run_subcommand
+from mixedres._internal.errors import ConfigError
+from mixedres.config import load_config, optimizer_options
+from tests import ROOT
+
+PAGE = ROOT / "examples" / "own_parts.py"
+OWN = {"model.name", "optimizer.name", "schedule.name", "data.augment"}
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    """A copy of the page of an example, at another place; what it registers goes afterwards."""
+    registries = [value for value in vars(registry).values() if isinstance(value, registry.Registry)]
+    before = [(dict(one), dict(one.files)) for one in registries]
+    monkeypatch.chdir(tmp_path)
+    yield shutil.copy(PAGE, tmp_path)
+    for one, (functions, files) in zip(registries, before, strict=True):
+        one.clear()
+        one.update(functions)
+        one.files = files
+
+
+def forget():
+    for one in (registry.NETWORKS, registry.OPTIMIZERS, registry.SCHEDULES, registry.AUGMENTATIONS, registry.TRACKERS):
+        for name in list(one.files):
+            del one[name], one.files[name]
+
+
+def test_run_of_own_parts_is_read_by_every_command_that_imports_them(page, tmp_path, capsys):
+    run = tmp_path / "run"
+    flags = [f"--config={page}:fp16", f"--workdir={run}", "--config.epochs=1", "--config.num_devices=1"]
+    assert run_subcommand(["mixedres", "train", *flags]) == 0
+    assert (run / "evaluations.txt").read_text().count("top1") == 1
+    Image.fromarray(np.zeros((16, 16), np.uint8)).save(tmp_path / "digit.png")
+    commands = {
+        "eval": [f"--workdir={run}"],
+        "predict": [f"--from={run}", str(tmp_path / "digit.png")],
+        "export": [f"--from={run}", f"--to={tmp_path / 'exported'}", "--precision=fp32"],
+        "doctor": [f"--workdir={run}", f"--out={tmp_path / 'page.html'}"],
+    }
+    for name, given in commands.items():
+        forget()
+        capsys.readouterr()
+        assert run_subcommand(["mixedres", name, *given]) == 2, name
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"has model.name=mixer, which {page} registers; if you trust that file, add --import={page}," in line
+        assert run_subcommand(["mixedres", name, *given, f"--import={page}"]) == 0, name
+    forget()
+    with pytest.raises(ConfigError, match=rf"mixedres\.registry\.load\('{page}'\)"):
+        mixedres.load(run)
+    registry.load(str(page))
+    assert type(mixedres.load(run).model).__name__ == "Mixer"
+
+
+def test_config_of_the_page_records_what_its_file_registers(page):
+    config = load_config(f"{page}:fp16")
+    plan = mixedres.train.plan(config)
+    assert {entry.partition(":")[0] for entry in plan.config.imports} == OWN
+    assert {entry.partition(":")[2] for entry in plan.config.imports} == {str(page)}
+
+
+def test_decoding_process_runs_the_file_of_an_augmentation(page):
+    """A process that another one started has the augmentation as a pickle, and nothing registered."""
+    registry.load(str(page))
+    source = data.load("digits", batch_size=8, image_size=16, augment="shift")
+    sent = pickle.dumps(source.augmentation)
+    forget()
+    image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    changed = image.copy()
+    pickle.loads(sent).apply(changed, np.random.default_rng(0))
+    assert sorted(changed.ravel()) == sorted(image.ravel()) and (changed != image).any()
+
+
+def test_augmentation_that_changes_the_dtype_is_refused():
+    registry.AUGMENTATIONS["half"] = lambda image, rng: image.astype(np.float16) / 2
+    batches = data.load("digits", batch_size=8, image_size=16, augment="half").train_batches(8, seed=0)
+    with pytest.raises(ValueError, match=r"'half' must return an image like the one that it takes, .*, got float16"):
+        next(iter(batches))
+    del registry.AUGMENTATIONS["half"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"--import=.*\.py cannot be read: No such file or directory; name NAME\.py or a module"),
+        ("import nowhere", "there is no module nowhere"),
+        ("1 / 0", r"ZeroDivisionError: division by zero \(.*own\.py:1\)"),
+        ("def", "SyntaxError"),
+    ],
+)
+def test_file_that_cannot_be_imported_is_one_line(content, message, tmp_path, capsys):
+    file = tmp_path / "own.py"
+    if content is not None:
+        file.write_text(content)
+    assert run_subcommand(["mixedres", "train", "--config=digits:fp16", "--import", str(file)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(line)
+
+
+def test_optimizer_with_an_option_that_no_key_has_is_refused(page):
+    registry.OPTIMIZERS["other"] = lambda parts, *, momentum, beta3: ()
+    with pytest.raises(ValueError, match=r"optimizer 'other' takes beta3, no key of config\.optimizer"):
+        optimizer_options("other", {})
+
+
+def test_nothing_is_imported_because_a_run_names_it(tmp_path):
+    registry.check_needed({"imports": 3, "model.name": "mine"}, "a file that somebody changed")
+    with pytest.raises(ConfigError, match=r"here has model\.name=mine, which /x\.py registers"):
+        registry.check_needed({"imports": ["model.name:/x.py"], "model.name": "mine"}, "here")
