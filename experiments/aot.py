@@ -55,7 +55,7 @@ from mixedres._internal.mesh import make_mesh
 from mixedres.config import parse_flags
 from mixedres.predict.classifier import Classifier
 from mixedres.predict.inference import lower_network
-from mixedres.train import plan, steps
+from mixedres.train import plan
 
 KINDS = ("convolution", "reduction", "elementwise", "pooling", "copy", "transpose", "slice", "matmul", "other")
 
@@ -99,14 +99,14 @@ def compile_step(case: Case) -> tuple[Any, set[int]]:
     devices = GPUS[case.gpu].devices(case.devices)
     experiment = dataclasses.replace(experiment, mesh=make_mesh(devices), batch_size=case.batch * case.devices)
     experiment = experiment.in_precision(experiment.precision)  # the network for these devices, not for the CPU
-    shapes = steps.variable_shapes(experiment)
+    shapes = experiment.variable_shapes()
     if case.prediction:
         chosen, source = experiment.precision, experiment.source
         variables = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
         classifier = Classifier("", experiment.model, chosen, source.input_spec, source.class_names, variables)
         lowered = lower_network(classifier, experiment.batch_size, devices)[0]
     else:
-        lowered = steps.train_step(experiment).lower(steps.state_shapes(experiment), steps.batch_shapes(experiment))
+        lowered = experiment.train_step().lower(experiment.state_shapes(), experiment.batch_shapes())
     with without_cache():
         return lowered.compile(), {leaf.size for leaf in jax.tree.leaves(shapes)}
 

@@ -44,7 +44,7 @@ from mixedres._internal import environment
 from mixedres._internal.cli import huge_pages
 from mixedres._internal.errors import ConfigError, MemoryShortage
 from mixedres.config import parse_flags
-from mixedres.train import plan, start, steps
+from mixedres.train import plan, start
 from mixedres.train.experiment import Experiment
 
 WARMUP, PROFILED = 3, 5
@@ -97,7 +97,7 @@ def prepare(
     state = start.new_state(experiment)
     source = experiment.source.train_batches(experiment.batch_size, seed=0, first_step=0, shard=experiment.shard)
     started = time.perf_counter()
-    step = steps.train_step(experiment).lower(state, steps.batch_shapes(experiment)).compile()
+    step = experiment.train_step().lower(state, experiment.batch_shapes()).compile()
     compile_seconds = time.perf_counter() - started
     environment.check_memory(step, experiment.devices, "a smaller --config.batch_size")
     if fixed:

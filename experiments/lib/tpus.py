@@ -13,7 +13,6 @@ from jax.experimental import topologies
 from experiments.lib import hlo, runs
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.mesh import make_mesh
-from mixedres.train import steps
 from mixedres.train.experiment import Experiment
 
 # libtpu looks for the machine that it is part of, and asks a server of a cloud for it: there is none.
@@ -51,7 +50,7 @@ def measure(experiment: Experiment, devices: list[Any]) -> dict[str, Any]:
     [number, MB]}.
     """
     there = dataclasses.replace(experiment, mesh=make_mesh(devices))
-    lowered = steps.train_step(there).lower(steps.state_shapes(there), steps.batch_shapes(there))
+    lowered = there.train_step().lower(there.state_shapes(), there.batch_shapes())
     began = time.perf_counter()
     compiled = lowered.compile()
     seconds = time.perf_counter() - began

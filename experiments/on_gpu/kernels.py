@@ -13,7 +13,7 @@ import jax
 from experiments.lib import hlo
 from experiments.lib.gpus import GPUS
 from experiments.on_gpu import parts
-from mixedres.train import start, steps
+from mixedres.train import start
 
 PRESETS, STEPS, LARGEST = ("fp16", "bf16"), 5, 10
 
@@ -33,7 +33,7 @@ def measure(tiny: bool, out: pathlib.Path) -> dict[str, Any]:
         one = parts.experiment(preset, parts.TINY if tiny else parts.LARGE)
         state = start.new_state(one)
         batch = one.shard_batch(next(iter(one.source.train_batches(one.batch_size, seed=0, first_step=0))))
-        compiled = steps.train_step(one).lower(state, steps.batch_shapes(one)).compile()
+        compiled = one.train_step().lower(state, one.batch_shapes()).compile()
         for _ in range(2):
             state, metrics = compiled(state, batch)
         jax.block_until_ready(metrics)

@@ -20,7 +20,7 @@ from mixedres._internal.tree import named_leaves
 from mixedres.data import Batch
 from mixedres.models import normalize
 from mixedres.numerics.counting.histograms import BINS, exponents
-from mixedres.train import losses, start, step, steps
+from mixedres.train import losses, start, step
 from mixedres.train.experiment import Experiment
 
 SMALL = {"model.name": "resnet18", "data.image_size": 32, "data.num_classes": 10, "batch_size": 16}
@@ -44,7 +44,7 @@ def measure(tiny: bool, out: pathlib.Path) -> dict[str, Any]:
     batch = next(iter(base.source.train_batches(base.batch_size, seed=0, first_step=0)))
     rows = gradients(base, variables, batch, keys, FEW if tiny else PRESETS)
     compiled = {
-        preset: ((one := parts.experiment(preset, keys)), steps.train_step(one))
+        preset: ((one := parts.experiment(preset, keys)), one.train_step())
         for preset in (FEW[1:] if tiny else ("fp32", "bf16", "fp16_rewrite", "fp16"))
     }
     for options in ({}, DETERMINISTIC):
@@ -58,7 +58,7 @@ def measure(tiny: bool, out: pathlib.Path) -> dict[str, Any]:
 def _fresh(experiment: Experiment, variables: Any) -> step.TrainState:
     """The state before the first step, with these weights."""
     state = step.init_state(variables, experiment.tx, ema=False)
-    return steps.place_state(experiment, jax.device_put(state, experiment.replicated_sharding))
+    return experiment.place_state(jax.device_put(state, experiment.replicated_sharding))
 
 
 def gradients(
@@ -70,7 +70,7 @@ def gradients(
     for preset in presets:
         for fused in (False, True):
             one = parts.experiment(preset, keys | {"model.fused": str(fused).lower()})
-            _, grads = steps.loss_and_grads(one)(_fresh(one, variables), one.shard_batch(batch))
+            _, grads = one.loss_and_grads()(_fresh(one, variables), one.shard_batch(batch))
             found[preset, fused] = _flat(jax.device_get(grads))
     rows = []
     for (preset, fused), gradient in found.items():
@@ -110,7 +110,7 @@ def determinism(
     The share has a limit only with compiler `options`, because convolutions of a GPU otherwise add in any order.
     """
     if options:
-        train_step = train_step.lower(_fresh(one, variables), steps.batch_shapes(one)).compile(options)
+        train_step = train_step.lower(_fresh(one, variables), one.batch_shapes()).compile(options)
     ends = []
     for _ in range(2):
         state = _fresh(one, variables)
@@ -127,7 +127,7 @@ def histograms(base: Experiment, variables: Any, batch: Batch) -> list[dict[str,
     bits = np.random.default_rng(0).integers(0, 2**32, 1_000_003, np.uint32)
     rows = [_row("counts that differ from numpy's", "random float32", _differing(bits.view(np.float32)), 0)]
     given = jax.device_put(variables, base.replicated_sharding)
-    counted = jax.device_get(steps.numerics_step(base)(given, base.shard_batch(batch))).parameters
+    counted = jax.device_get(base.numerics_step()(given, base.shard_batch(batch))).parameters
     weights = named_leaves(variables["params"])
     wrong = sum(int((counted[name] != expected_counts(weights[name])).sum()) for name in weights)
     return [*rows, _row("counts that differ from numpy's", "weights, in a step that counts", wrong, 0)]

@@ -30,7 +30,7 @@ from mixedres import precision
 from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 from mixedres.config import parse_flags
-from mixedres.train import optimizers, plan, start, steps
+from mixedres.train import optimizers, plan, start
 from mixedres.train.debug import monitor
 from mixedres.train.experiment import Experiment
 
@@ -115,10 +115,10 @@ def prepare(given: Experiment) -> tuple[list[Step], list[str]]:
     for name, tx in optimizers_by_name.items():
         one = dataclasses.replace(given, tx=tx)
         options = WITHOUT_BUFFERS if name == "without command buffers" else None
-        attempt(Step, name, steps.train_step(one), start.new_state(one), options)
+        attempt(Step, name, one.train_step(), start.new_state(one), options)
     state = start.new_state(given)
-    attempt(Pass, "counting", steps.numerics_step(shadow), state.variables)
-    attempt(Pass, "not counting", steps.loss_and_grads(shadow), state)
+    attempt(Pass, "counting", shadow.numerics_step(), state.variables)
+    attempt(Pass, "not counting", shadow.loss_and_grads(), state)
     return programs, failed
 
 

@@ -17,7 +17,7 @@ from mixedres.data import InputSpec
 from mixedres.data.images.worker_processes import available_cpus
 from mixedres.predict.classifier import Classifier
 from mixedres.predict.inference import compile_network
-from mixedres.train import evaluation, plan, steps
+from mixedres.train import evaluation, plan
 from mixedres.train.experiment import Experiment
 from mixedres.train.step import TrainState
 
@@ -50,7 +50,7 @@ class Training(Ours):
         built = _experiment_of(task, preset)
         self._state = _state(task, built)
         self._batch = built.shard_batch({"image": task.images, "label": task.labels})
-        self._program = steps.train_step(built).lower(self._state, steps.batch_shapes(built)).compile()
+        self._program = built.train_step().lower(self._state, built.batch_shapes()).compile()
 
     def take(self, steps: int) -> float:
         """See `Contender.take`."""
@@ -66,11 +66,11 @@ class Evaluation(Ours):
     def __init__(self, task: Task, dtype: str, preset: str):
         super().__init__(dtype, preset)
         built = _experiment_of(task, preset)
-        self._variables, self._zero_sums = _state(task, built).eval_variables, steps.zero_sums(built)
+        self._variables, self._zero_sums = _state(task, built).eval_variables, built.zero_sums()
         mask = np.ones(len(task.labels), bool)
         self._batch = built.shard_batch({"image": task.images, "label": task.labels, "mask": mask}, has_mask=True)
-        arguments = (self._variables, steps.eval_batch_shapes(built), None, self._zero_sums)
-        self._program = steps.eval_step(built).lower(*arguments).compile()
+        arguments = (self._variables, built.eval_batch_shapes(), None, self._zero_sums)
+        self._program = built.eval_step().lower(*arguments).compile()
 
     def take(self, steps: int) -> float:
         """See `Contender.take`."""
@@ -110,7 +110,7 @@ def _state(task: Task, built: Experiment) -> TrainState:
     """The task's weights as a run has them."""
     state = jax.jit(built.init_state, out_shardings=built.replicated_sharding)()
     given = jax.device_put((task.params, task.batch_stats), built.replicated_sharding)
-    return steps.place_state(built, dataclasses.replace(state, params=given[0], batch_stats=given[1]))
+    return built.place_state(dataclasses.replace(state, params=given[0], batch_stats=given[1]))
 
 
 def _experiment_of(task: Task, preset: str) -> Experiment:

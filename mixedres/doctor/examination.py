@@ -22,7 +22,6 @@ from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch, PyTree
 from mixedres.numerics import ErrorReport, Report, Trial, compare
 from mixedres.train import Experiment, Plan, TrainState, monitor, start
-from mixedres.train import steps as jitted
 
 
 def examine_network(
@@ -66,10 +65,10 @@ def examine_network(
 def _over_steps(experiment: Experiment, state: TrainState, steps: Sequence[int]) -> tuple[Report, TrainState, Batch]:
     """Returns the sum of the reports, and state and batch of the last examination; trains between the steps."""
     quick, first, last = jax_compat.options_for_one_run(experiment.devices[0].platform), int(state.step), steps[-1]
-    count = jitted.numerics_step(monitor.in_wide_range(experiment))
-    count = count.lower(state.variables, jitted.batch_shapes(experiment)).compile(quick)
+    count = monitor.in_wide_range(experiment).numerics_step()
+    count = count.lower(state.variables, experiment.batch_shapes()).compile(quick)
     environment.check_memory(count, experiment.devices, "a smaller --config.batch_size")
-    train_step = jitted.train_step(experiment) if last else None
+    train_step = experiment.train_step() if last else None
     report: Report | None = None
     progress, began = StepProgress(first + last, first, experiment.batch_size), time.perf_counter()
     batches = experiment.source.train_batches(experiment.batch_size, seed=experiment.config.seed, first_step=first)
@@ -166,7 +165,7 @@ def _compare_operations(
     if half is None:
         return None
     console.say(f"comparing the operations in {half} with float32 ...")
-    step = jitted.loss_and_grads(experiment.in_precision(precision.get(half)))
+    step = experiment.in_precision(precision.get(half)).loss_and_grads()
     state = _at_scale(experiment, state, report.recommended_scale if dtypes[half] == jnp.float16 else 1.0)
 
     def loss_and_gradients(state: TrainState, batch: Batch) -> dict[str, PyTree]:
@@ -188,7 +187,7 @@ def _gradient_at(
 ) -> Callable[[float], tuple[float, dict[str, np.ndarray]]]:
     """Returns a compiled (loss scale) -> (loss, gradients by name) of a step, both divided by the scale."""
     options = experiment.compiler_options | jax_compat.options_for_one_run(experiment.devices[0].platform)
-    compiled = jitted.loss_and_grads(experiment).lower(_at_scale(experiment, state, 1.0), batch).compile(options)
+    compiled = experiment.loss_and_grads().lower(_at_scale(experiment, state, 1.0), batch).compile(options)
 
     def gradient_at(loss_scale: float) -> tuple[float, dict[str, np.ndarray]]:
         loss, grads = jax.device_get(compiled(_at_scale(experiment, state, loss_scale), batch))

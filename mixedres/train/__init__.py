@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mixedres._internal.lazy import importer
 
 if TYPE_CHECKING:
-    from mixedres.train import distributed, start, steps
+    from mixedres.train import distributed, start
     from mixedres.train.debug import diagnosis, monitor, nonfinite
     from mixedres.train.evaluation import OnEvaluation, OnResults, compare_presets, evaluate
     from mixedres.train.experiment import Experiment
@@ -31,7 +31,6 @@ __all__ = [
     "nonfinite",
     "plan",
     "start",
-    "steps",
 ]
 
 __getattr__ = importer(__name__)

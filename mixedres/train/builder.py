@@ -15,7 +15,7 @@ from mixedres import data, models, precision
 from mixedres._internal.errors import ConfigError, config_errors, nearest
 from mixedres._internal.mesh import AXIS, check_devices, make_mesh
 from mixedres.config import KEYS, duration_in_steps, flatten, precision_of
-from mixedres.train import optimizers, steps
+from mixedres.train import optimizers
 from mixedres.train.experiment import Experiment, for_training
 
 # {kind of device: names of `arithmetic`} for which fused norms make the step faster on average over the benchmarks in
@@ -158,7 +158,7 @@ def arithmetic(chosen: precision.Precision) -> str:
 def _check_paths(experiment: Experiment) -> None:
     """Raises ConfigError if `trainable` or `keep_float32` matches no path."""
     trainable, keep_float32 = experiment.config.trainable, experiment.precision.keep_float32
-    params = steps.variable_shapes(experiment)["params"] if trainable or keep_float32 else {}
+    params = experiment.variable_shapes()["params"] if trainable or keep_float32 else {}
     paths = models.module_paths(params)
     if keep_float32 and not any(re.search(keep_float32, path) for path in paths):
         raise ConfigError(

@@ -17,7 +17,7 @@ from mixedres._internal.errors import DataError
 from mixedres._internal.names import __version__
 from mixedres._internal.types import Batch, CompiledStep, Metrics, Record
 from mixedres.checkpoints import RecordedRun
-from mixedres.train import start, steps
+from mixedres.train import start
 from mixedres.train.distributed import SINGLE, SingleProcess
 from mixedres.train.distributed.opening import compare
 from mixedres.train.experiment import Experiment
@@ -100,9 +100,9 @@ def compare_presets(plan: Plan, presets: Sequence[str], *, group: SingleProcess 
 
 def compile_step(experiment: Experiment, state: TrainState, *, has_baseline: bool = False) -> CompiledStep:
     """Returns the evaluation step, compiled ahead; with `has_baseline`, the step takes the classes of another step."""
-    batch = steps.eval_batch_shapes(experiment)
-    arguments = (state.eval_variables, batch, batch["label"] if has_baseline else None, steps.zero_sums(experiment))
-    compiled: CompiledStep = steps.eval_step(experiment).lower(*arguments).compile()
+    batch = experiment.eval_batch_shapes()
+    arguments = (state.eval_variables, batch, batch["label"] if has_baseline else None, experiment.zero_sums())
+    compiled: CompiledStep = experiment.eval_step().lower(*arguments).compile()
     return compiled
 
 
@@ -131,7 +131,7 @@ def sum_over_images(
     Raises DataError if no image can be read.
     """
     reached = int(jax.device_get(state.step))
-    sums = {name: steps.zero_sums(experiment) for name in eval_steps}
+    sums = {name: experiment.zero_sums() for name in eval_steps}
     in_flight = InFlight()
     waiting: list[tuple[int, Batch, Metrics | None]] = []  # collected while the device computes the next batch
     batches = experiment.source.eval_batches(experiment.batch_size, shard=experiment.shard)

@@ -1,4 +1,4 @@
-"""The parts of a run that a config names."""
+"""The parts of a run that a config names, and the jitted steps that they make."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from ml_collections import ConfigDict
 
 from mixedres import models
 from mixedres._internal.mesh import AXIS
-from mixedres._internal.types import Batch, Record
+from mixedres._internal.types import Batch, JittedStep, Metrics, PyTree, Record, Variables
 from mixedres.config import flatten
 from mixedres.data import Batch as HostBatch
 from mixedres.data import Shard, Source, check_batch, identity
+from mixedres.models import kernel_layout
 from mixedres.precision import Precision
 from mixedres.train import optimizers, step
-from mixedres.train.gradients import StepOptions
+from mixedres.train.gradients import StepOptions, tensor_counts
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """The parts of a run; `mixedres.train.steps` makes its compiled steps.
+    """The parts of a run, and its jitted steps.
 
     Attributes:
       config: the config that names the parts.
@@ -141,6 +142,97 @@ class Experiment:
             ema_decay=config.ema_decay,
             max_consecutive_skips=config.max_consecutive_skips,
         )
+
+    def train_step(self) -> JittedStep:
+        """Returns the jitted (state, batch) -> (state, metrics) of `mixedres.train.step.train_step`."""
+        options = {"state_format": self._state_format(), "compiler_options": self.compiler_options}
+        return step.jit_train_step(self.mesh, self.step_options, **options)
+
+    def loss_and_grads(self) -> JittedStep:
+        """Returns the jitted (state, batch) -> (loss, unscaled gradients) of the training step.
+
+        It has no compiler options, because JAX refuses to trace a function that has some. Compile it with
+        `compiler_options`.
+        """
+        loss_and_grads = partial(step.loss_and_grads, options=self.step_options)
+        return step.jit_sharded(loss_and_grads, self.mesh, (P(), P(AXIS)))
+
+    def eval_step(self) -> JittedStep:
+        """Returns the jitted (variables, batch, baseline, sums) -> (sums, results) of `mixedres.train.step.eval_step`.
+
+        On GPUs batch norms are folded into convolutions, see `mixedres.models.folding`. On CPUs this takes as long.
+        """
+        fold = self.devices[0].platform == "gpu" and self.precision.implementation == "casting"
+
+        def apply_fn(variables: Variables, images: jax.Array, *, train: bool) -> jax.Array:
+            model, variables = models.for_inference(self.model, variables, fold=fold)
+            logits: jax.Array = self.precision.rewrite(model.apply)(variables, images, train=train)
+            return logits
+
+        options = self.compiler_options
+        return step.jit_eval_step(self.mesh, apply_fn=apply_fn, normalize=self.normalize_fn, compiler_options=options)
+
+    def numerics_step(self) -> JittedStep:
+        """Returns the jitted (variables, batch) -> `numerics.TensorCounts` of a training step without a loss scale.
+
+        The network is in its plain form, because only single layers can be counted.
+        """
+        plain = self
+        if isinstance(self.model, models.ResNet):
+            plain = dataclasses.replace(self, model=self.model.clone(fused=False, use_onednn=False))
+        count = partial(tensor_counts, options=plain.step_options)
+        return step.jit_sharded(count, self.mesh, (P(), P(AXIS)))
+
+    def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the global batch of a training step as shapes, for compiling ahead."""
+        shape = (self.batch_size, *self.source.image_shape)
+        sharding = self.batch_sharding
+        return {
+            "image": jax.ShapeDtypeStruct(shape, self.source.image_dtype, sharding=sharding),
+            "label": jax.ShapeDtypeStruct(shape[:1], jnp.int32, sharding=sharding),
+        }
+
+    def eval_batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the global batch of an evaluation as shapes."""
+        shapes = self.batch_shapes()
+        mask = jax.ShapeDtypeStruct(shapes["label"].shape, bool, sharding=self.batch_sharding)
+        return shapes | {"mask": mask}
+
+    def variable_shapes(self) -> Variables:
+        """Returns {'params', 'batch_stats'} of the network as shapes."""
+        state: step.TrainState = jax.eval_shape(self.init_state)
+        return state.variables
+
+    def state_shapes(self) -> step.TrainState:
+        """Returns the shapes, dtypes and placement of the state of a training step, for compiling ahead.
+
+        Each leaf of the state is a `jax.ShapeDtypeStruct`.
+        """
+        state: step.TrainState = jax.eval_shape(self.init_state)
+        placement = self._state_format() or jax.tree.map(lambda _: self.replicated_sharding, state)
+        state = jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), state, placement)
+        return state
+
+    def place_state(self, state: step.TrainState) -> step.TrainState:
+        """Returns the state, which is on the devices, in the memory layout that the training step takes."""
+        layout = self._state_format()
+        return state if layout is None else jax.jit(lambda state: state, out_shardings=layout)(state)
+
+    def zero_sums(self) -> Metrics:
+        """Returns the sums at the start of an evaluation, on every device."""
+        place = partial(jax.make_array_from_process_local_data, self.replicated_sharding)
+        with jax.transfer_guard("allow"):
+            return {name: place(zero) for name, zero in step.zero_sums().items()}
+
+    def has_ohwi_kernels(self) -> bool:
+        """Returns whether kernels have the layout of `mixedres.models.kernel_layout`, which is slow on CPUs."""
+        return self.is_fused and self.devices[0].platform != "cpu"
+
+    def _state_format(self) -> PyTree:
+        """Returns memory layout and sharding of the state; None for the default layout."""
+        if not self.has_ohwi_kernels():
+            return None
+        return kernel_layout.formats(jax.eval_shape(self.init_state), self.replicated_sharding)
 
     def in_precision(self, chosen: Precision) -> Experiment:
         """Returns this experiment with the network in another precision, and the same config and loss scale."""

@@ -15,10 +15,11 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.flatten_util import ravel_pytree
 
 from mixedres._internal.mesh import AXIS
-from mixedres._internal.tree import leaf_path
+from mixedres._internal.tree import leaf_path, named_leaves
 from mixedres._internal.types import ApplyFn, Batch, DType, MaskFn, Metrics, Params, PyTree, Variables
 from mixedres.models import NormalizeFn, kernel_layout
-from mixedres.precision import LossScale
+from mixedres.numerics import TensorCounts, counting
+from mixedres.precision import LossScale, NoOpLossScale
 from mixedres.train import losses, optimizers
 
 # Bytes of the last bucket, without its vectors. Eight GPUs sum it in some 0.05 ms (360 GB/s and 0.03 ms of latency).
@@ -217,3 +218,32 @@ def _mean_over_devices(tree: PyTree, dtype: DType) -> Any:
         return jax.lax.pmean(tree, AXIS)
     devices = jax.lax.axis_size(AXIS)
     return jax.lax.psum(jax.tree.map(lambda g: (g / devices).astype(dtype), tree), AXIS)
+
+
+def tensor_counts(variables: Variables, batch: Batch, *, options: StepOptions) -> TensorCounts:
+    """Counts the tensors of one step without a loss scale, over all devices; runs inside `jax.shard_map` over `AXIS`.
+
+    Counts the gradients that each device computes, before any mean over microbatches and devices, because these
+    gradients must fit into float16.
+
+    Args: as for `scaled_grads`.
+    """
+    loss_fn = partial(scaled_loss, options=options)
+    per_device = jax.lax.pcast((variables["params"], variables["batch_stats"]), AXIS, to="varying")
+
+    def count(part: Batch) -> tuple[counting.TapStatistics, dict[str, jax.Array]]:
+        grad_fn = counting.tapped_value_and_grad(counting.tap_modules(loss_fn), has_aux=True)
+        _, grads, statistics = grad_fn(*per_device, part, NoOpLossScale())
+        return statistics, _histograms(grads)
+
+    if options.microbatches == 1:  # convolutions in a loop are slow on the CPU
+        statistics, gradients = count(batch)
+    else:
+        parts = split_batch(batch, options.microbatches)
+        statistics, gradients = jax.tree.map(lambda x: x.sum(0), jax.lax.map(count, parts))
+    # The statistics of the taps are gradients of replicated values, so they are already sums over the devices.
+    return TensorCounts(statistics, jax.lax.psum(gradients, AXIS), _histograms(variables["params"]))
+
+
+def _histograms(tree: PyTree) -> dict[str, jax.Array]:
+    return {name: counting.exponents(leaf) for name, leaf in named_leaves(tree).items()}

@@ -62,11 +62,10 @@ class Plan:
     def initial(self) -> InitialWeights | None:
         """Returns the weights of ``config.init_from``; None if the key is not set, or the run has a checkpoint."""
         from mixedres.train.start import load_weights
-        from mixedres.train.steps import variable_shapes
 
         if self.config.init_from is None or self.continues:
             return None
-        shapes = variable_shapes(self.experiment)
+        shapes = self.experiment.variable_shapes()
         return load_weights(self.config.init_from, shapes, self.experiment.model, self.source.input_spec)
 
     @functools.cached_property

@@ -30,7 +30,7 @@ from mixedres._internal.formats import stamped
 from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import Record
 from mixedres.checkpoints import workdir
-from mixedres.train import evaluation, start, step, steps
+from mixedres.train import evaluation, start, step
 from mixedres.train.debug import profiler
 from mixedres.train.debug.monitor import Sampler
 from mixedres.train.distributed import SINGLE, SingleProcess
@@ -137,7 +137,7 @@ def _compile(experiment: Experiment, state: step.TrainState) -> dict[str, Any]:
 
     All steps are compiled ahead, so that a call with other shapes is an error instead of a compilation.
     """
-    train_step = steps.train_step(experiment).lower(state, steps.batch_shapes(experiment)).compile()
+    train_step = experiment.train_step().lower(state, experiment.batch_shapes()).compile()
     environment.check_memory(
         train_step,
         experiment.devices,

@@ -23,7 +23,6 @@ from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import HostState, workdir
 from mixedres.config import KEYS, flatten
 from mixedres.data import InputSpec, get_preprocessing
-from mixedres.train import steps
 from mixedres.train.experiment import Experiment
 from mixedres.train.step import TrainState
 
@@ -156,7 +155,7 @@ def new_state(experiment: Experiment, initial: InitialWeights | None = None) -> 
     if initial is not None:
         console.say(initial.note)
         state = initial.apply_to(state, sharding)
-    return steps.place_state(experiment, state)
+    return experiment.place_state(state)
 
 
 def restore_newest(experiment: Experiment, saved: checkpoints.Checkpoints, *, set_aside: bool = False) -> Start | None:
@@ -190,7 +189,7 @@ def restore_newest(experiment: Experiment, saved: checkpoints.Checkpoints, *, se
             saved.set_aside(damaged)
     if set_aside:
         _print_changes(experiment, record)
-    return Start(steps.place_state(experiment, state), checkpoints.host_state(record))
+    return Start(experiment.place_state(state), checkpoints.host_state(record))
 
 
 def _print_changes(experiment: Experiment, record: Record) -> None:

@@ -21,7 +21,7 @@ from mixedres.data.datasets.folder import ImageFolder
 from mixedres.data.images import chunks, crops, preprocessing
 from mixedres.export import __main__ as export
 from mixedres.predict.classifier import read_classifier
-from mixedres.train import start, steps
+from mixedres.train import start
 from tests.data import made
 from tests.fuzz import mutations
 from tests.fuzz.mutations import chance, pick
@@ -110,7 +110,7 @@ def classify(path):
 def targets(corpus):
     """Returns {format: the functions of the folder of a mutant}; each ends as its command would."""
     experiment, run = build(config(corpus)), corpus / "run"
-    shapes = steps.variable_shapes(experiment)
+    shapes = experiment.variable_shapes()
     known, of_data = (without_stamp(json.loads((run / name).read_text())) for name in (workdir.CONFIG, workdir.DATA))
 
     def initialize(place):

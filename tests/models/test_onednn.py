@@ -12,7 +12,6 @@ from mixedres.config import parse_flags
 from mixedres.models import compiler_options, create, for_platform, onednn, operations
 from mixedres.models.products import xla_convolution
 from mixedres.precision import get
-from mixedres.train import steps
 from tests.train import run_cases
 from tests.train.run_cases import build
 
@@ -237,5 +236,5 @@ def test_long_run_computes_with_onednn_and_a_short_one_without(monkeypatch):
     assert long.in_precision(get("fp16")).model.use_onednn
     assert not long.in_precision(get("fp16_rewrite")).model.use_onednn
     batch = long.shard_batch(next(long.source.train_batches(long.batch_size, seed=0)))
-    text = steps.train_step(long).lower(jax.eval_shape(long.init_state), batch).compile().as_text()
+    text = long.train_step().lower(jax.eval_shape(long.init_state), batch).compile().as_text()
     assert "__onednn$convolution" in text and " convolution(" not in text

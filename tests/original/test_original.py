@@ -21,7 +21,7 @@ import pytest
 from mixedres import checkpoints, main
 from mixedres.export import __main__ as export_command
 from mixedres.models.normalize import normalization
-from mixedres.train import start, steps
+from mixedres.train import start
 from tests import ROOT
 from tests.config.test_config import resolve
 from tests.original import cases
@@ -82,7 +82,7 @@ def experiment_of(case, checkpoint):
     else:
         config.model.name, config.model.version = f"resnet{case.size}", "1.5" if case.version == 1 else "2"
     experiment = build(config)
-    initial = start.load_weights(str(checkpoint), steps.variable_shapes(experiment), experiment.model)
+    initial = start.load_weights(str(checkpoint), experiment.variable_shapes(), experiment.model)
     return experiment, start.new_state(experiment, initial), initial
 
 
@@ -115,7 +115,7 @@ def test_logits_in_evaluation(name, found):
     """From the checkpoint and from the SavedModel."""
     case, folder = cases.ALL[name], found(name)
     experiment, state, initial = experiment_of(case, newest(folder))
-    saved = start.load_weights(str(folder / "saved_model"), steps.variable_shapes(experiment), experiment.model)
+    saved = start.load_weights(str(folder / "saved_model"), experiment.variable_shapes(), experiment.model)
     jax.tree.map(np.testing.assert_array_equal, saved.variables, initial.variables)
     apply = jax.jit(lambda variables, images: experiment.model.apply(variables, images, train=False))
     logits = quickly(apply, state.variables, case.images)(state.variables, case.images)
@@ -152,7 +152,7 @@ def test_two_steps_equal_the_original(name, found):
     if case.cifar:
         measured["gradients"] = apart(*_gradients(experiment, state, batch, theirs))
 
-    train_step, before = quickly(steps.train_step(experiment), state, batch), flat(state.variables)
+    train_step, before = quickly(experiment.train_step(), state, batch), flat(state.variables)
     for index in range(case.steps):
         rate = float(experiment.learning_rate(index))
         np.testing.assert_allclose(rate, theirs[f"{index}/rate"], rtol=1e-6, atol=1e-12)
@@ -181,7 +181,7 @@ def _training_logits(experiment, state, batch):
 
 def _gradients(experiment, state, batch, theirs):
     """(ours with the decay, theirs) of all parameters."""
-    function = steps.loss_and_grads(experiment)
+    function = experiment.loss_and_grads()
     _, grads = quickly(function, state, batch)(state, batch)
     decay = experiment.config.optimizer.weight_decay
     ours = jax.tree.map(lambda g, w: g + decay * w, grads, state.params)  # on everything, in CIFAR's recipe

@@ -7,7 +7,7 @@ import pytest
 from mixedres import numerics
 from mixedres._internal.tree import named_leaves
 from mixedres.numerics.counting import taps
-from mixedres.train import start, steps
+from mixedres.train import start
 from mixedres.train.debug import monitor
 from mixedres.train.losses import cross_entropy
 from tests.train import run_cases
@@ -23,9 +23,9 @@ def experiment_and_batch(**overrides):
 
 
 def rows_of(experiment, state, batch):
-    step = steps.numerics_step(monitor.in_wide_range(experiment))
+    step = monitor.in_wide_range(experiment).numerics_step()
     counted = jax.device_get(step(state.variables, experiment.shard_batch(batch)))
-    return counted.rows(named_leaves(steps.variable_shapes(experiment)["params"]))
+    return counted.rows(named_leaves(experiment.variable_shapes()["params"]))
 
 
 @pytest.mark.slow
@@ -74,10 +74,10 @@ def test_frozen_network_has_only_head_gradients():
 
 def test_synchronized_statistics_and_the_rewrite():
     experiment, state, _ = experiment_and_batch(batch_norm__sync=True)
-    step = steps.numerics_step(monitor.in_wide_range(experiment))
-    assert len(jax.eval_shape(step, state.variables, steps.batch_shapes(experiment)).taps.names) == 3
+    step = monitor.in_wide_range(experiment).numerics_step()
+    assert len(jax.eval_shape(step, state.variables, experiment.batch_shapes()).taps.names) == 3
     rewritten = build(run_cases.tiny("fp16_rewrite"))
     in_float32 = monitor.in_wide_range(rewritten)
     assert in_float32.model.policy == monitor.in_wide_range(experiment).model.policy
-    counts = jax.eval_shape(steps.numerics_step(in_float32), state.variables, steps.batch_shapes(rewritten))
+    counts = jax.eval_shape(in_float32.numerics_step(), state.variables, rewritten.batch_shapes())
     assert isinstance(counts.taps, taps.TapStatistics)

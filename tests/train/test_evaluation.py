@@ -10,7 +10,7 @@ from mixedres import data, main, precision
 from mixedres._internal.cli import progress
 from mixedres._internal.errors import ConfigError
 from mixedres.export import __main__ as export_command
-from mixedres.train import step, steps
+from mixedres.train import step
 from tests.amp import graphs
 from tests.train import run_cases
 from tests.train.run_cases import build
@@ -37,9 +37,9 @@ def trained(tmp_path_factory, one_block):
 def test_compared_presets_ignore_keep_float32_of_the_run(preset):
     experiment = build(digits(preset, num_devices=1, precision__keep_float32="^/head$"))
     variables = jax.eval_shape(experiment.init_state).eval_variables
-    arguments = (variables, steps.eval_batch_shapes(experiment), None, step.zero_sums())
+    arguments = (variables, experiment.eval_batch_shapes(), None, step.zero_sums())
     for chosen, dtypes in ((precision.get(preset), {"f16"}), (experiment.precision, {"f16", "f32"})):
-        jaxpr = jax.make_jaxpr(steps.eval_step(experiment.in_precision(chosen)))(*arguments)
+        jaxpr = jax.make_jaxpr(experiment.in_precision(chosen).eval_step())(*arguments)
         assert graphs.product_dtypes(jaxpr) == dtypes
 
 

@@ -11,7 +11,7 @@ from mixedres import checkpoints, data, models
 from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import layouts, load, workdir
 from mixedres.data.images import preprocessing
-from mixedres.train import optimizers, start, steps
+from mixedres.train import optimizers, start
 from tests import arrays
 from tests.train import run_cases
 from tests.train.run_cases import build, tiny
@@ -37,11 +37,9 @@ def test_run_starts_from_the_given_weights(through, backbone, tmp_path, capsys):
     source = backbone if through == "workdir" else tmp_path / "weights.safetensors"
     experiment = build(tiny("fp16", seed=5, ema_decay=0.9))
     if through != "workdir":
-        trained, _ = layouts.from_tensors(tensors(backbone), steps.variable_shapes(experiment), "mixedres")
+        trained, _ = layouts.from_tensors(tensors(backbone), experiment.variable_shapes(), "mixedres")
         checkpoints.write_weights(source, layouts.to_tensors(trained, through))
-    state = start.new_state(
-        experiment, start.load_weights(str(source), steps.variable_shapes(experiment), experiment.model)
-    )
+    state = start.new_state(experiment, start.load_weights(str(source), experiment.variable_shapes(), experiment.model))
     for found in (state.variables, state.ema):
         assert arrays.bits(layouts.to_tensors(found, "mixedres")) == arrays.bits(tensors(backbone))
     name = "cifar_resnet8" if through == "workdir" else "a ResNet of basic blocks 1"

@@ -15,7 +15,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres._internal.tree import fingerprint
 from mixedres.config import unflatten
 from mixedres.models import kernel_layout, onednn
-from mixedres.train import start, steps
+from mixedres.train import Experiment, start
 from mixedres.train.builder import FUSED_IS_FASTER
 from tests import arrays
 from tests.train import run_cases
@@ -59,7 +59,7 @@ def test_overflow_in_any_layer_skips_the_step():
 
 @pytest.fixture
 def ohwi(monkeypatch):
-    monkeypatch.setattr(steps, "has_ohwi_kernels", lambda experiment: experiment.is_fused)
+    monkeypatch.setattr(Experiment, "has_ohwi_kernels", lambda experiment: experiment.is_fused)
 
 
 def lies_as_ohwi(x):
@@ -76,7 +76,7 @@ def test_ohwi_kernels_change_no_number_of_a_run(tmp_path, ohwi, monkeypatch):
     assert lies_as_ohwi(state.params["stem_conv"]["kernel"])
     assert lies_as_ohwi(state.ema["params"]["stem_conv"]["kernel"])
     assert state.params["head"]["kernel"].shape == (4, 10)
-    stepped, _ = steps.train_step(experiment)(
+    stepped, _ = experiment.train_step()(
         state, experiment.shard_batch(next(iter(experiment.source.train_batches(16, seed=0, first_step=0))))
     )
     assert lies_as_ohwi(stepped.params["stem_conv"]["kernel"])
@@ -95,14 +95,14 @@ def test_ohwi_kernels_change_no_number_of_a_run(tmp_path, ohwi, monkeypatch):
 @pytest.mark.usefixtures("one_block")
 def test_finite_check_sees_kernels_in_any_order(ohwi):
     experiment = build(run_cases.tiny("fp16", model__fused="true"))
-    train_step, state = steps.train_step(experiment), cases.host(start.new_state(experiment))
+    train_step, state = experiment.train_step(), cases.host(start.new_state(experiment))
     batch = next(iter(experiment.source.train_batches(16, seed=0, first_step=0)))
     batch |= {"image": batch["image"].astype(np.float32)}
     bad = batch | {"image": batch["image"].copy()}
     bad["image"][3, 2, 2, 0] = np.inf
     for data, finite in ((batch, 1), (bad, 0)):  # the state is a copy, which may be donated
         _, metrics = train_step(
-            steps.place_state(experiment, jax.device_put(state, experiment.replicated_sharding)),
+            experiment.place_state(jax.device_put(state, experiment.replicated_sharding)),
             jax.device_put(data, experiment.batch_sharding),
         )
         assert metrics["grads_finite"] == finite

@@ -14,7 +14,6 @@ from mixedres import checkpoints, models, train
 from mixedres._internal.errors import ConfigError
 from mixedres.export import __main__ as export
 from mixedres.predict import __main__ as predict
-from mixedres.train import steps
 from tests import arrays
 from tests.train import run_cases
 
@@ -111,7 +110,7 @@ def test_weights_travel_in_our_layout_alone(place, trained, tmp_path, capsys):
     bits = [arrays.bits(checkpoints.variables(checkpoints.read_weights(path))) for path in (directory, file)]
     assert bits[0] == bits[1]
     experiment = run_cases.build(on_images(place))
-    initial = train.start.load_weights(str(file), steps.variable_shapes(experiment), experiment.model)
+    initial = train.start.load_weights(str(file), experiment.variable_shapes(), experiment.model)
     assert initial.has_head and arrays.bits(initial.variables) == bits[0]
 
 

@@ -10,7 +10,6 @@ from mixedres._internal.jaxprs.module_paths import match_module
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch, CompiledStep, Metrics
 from mixedres.numerics import Report, TensorCounts, TensorRow
-from mixedres.train import steps
 from mixedres.train.experiment import Experiment
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.writers import Histogram
@@ -32,7 +31,7 @@ def in_wide_range(experiment: Experiment, name: str = FLOAT32) -> Experiment:
 
 def report_on_step(experiment: Experiment, counts: TensorCounts, loss_scale: float, title: str) -> Report:
     """Returns the report on the `counts` of a step of `experiment` with this loss scale."""
-    rows = counts.rows(named_leaves(steps.variable_shapes(experiment)["params"]))
+    rows = counts.rows(named_leaves(experiment.variable_shapes()["params"]))
     return Report(rows, math.floor(math.log2(float(loss_scale))), title)
 
 
@@ -55,8 +54,8 @@ class Sampler:
         """Compiles the counting step, if the run is long enough for a sample."""
         if 0 < self._every <= self._experiment.total_steps:
             name = FLOAT32 if self._experiment.devices[0].platform == "cpu" else BFLOAT16
-            count = steps.numerics_step(in_wide_range(self._experiment, name))
-            self._count = count.lower(state.variables, steps.batch_shapes(self._experiment)).compile()
+            count = in_wide_range(self._experiment, name).numerics_step()
+            self._count = count.lower(state.variables, self._experiment.batch_shapes()).compile()
 
     def look(self, step: int, state: TrainState, batch: Batch) -> None:
         """Starts counting the tensors of step number `step`, from this state and batch, if a sample is due."""

@@ -25,7 +25,6 @@ from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch, Record
 from mixedres.checkpoints import SavedStep, check, read_flat
 from mixedres.checkpoints import workdir as names
-from mixedres.train import steps
 from mixedres.train.debug import diagnosis
 from mixedres.train.experiment import Experiment
 from mixedres.train.step import TrainState
@@ -87,7 +86,7 @@ def _explain(experiment: Experiment, state: TrainState, batch: Batch) -> str:
 def examine_step(experiment: Experiment, state: TrainState, batch: Batch) -> numerics.Finding:
     """Runs forward and backward pass of a training step and measures every array."""
     batch = jax.device_put(batch, experiment.batch_sharding)
-    return numerics.first_nonfinite(steps.loss_and_grads(experiment), state, batch, names=("state", "batch"))
+    return numerics.first_nonfinite(experiment.loss_and_grads(), state, batch, names=("state", "batch"))
 
 
 def save_step(
@@ -162,7 +161,7 @@ def _write_arrays(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 def _check_batch(experiment: Experiment, batch: Mapping[str, np.ndarray]) -> None:
     """Raises ConfigError if a saved batch has other arrays than a batch of `experiment`."""
-    there, here = ({name: x.shape for name, x in found.items()} for found in (batch, steps.batch_shapes(experiment)))
+    there, here = ({name: x.shape for name, x in found.items()} for found in (batch, experiment.batch_shapes()))
     if there != here:
         raise ConfigError(f"the saved batch has arrays of the shapes {there}, not {here}; it is of another run")
 

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from mixedres.checkpoints import workdir
-from mixedres.train import start, steps
+from mixedres.train import start
 from mixedres.train.debug import monitor
 from mixedres.train.debug.monitor import Sampler
 from tests.train import run_cases
@@ -60,7 +60,7 @@ def counts(one_block):
     """The experiment, and the counts of its first step."""
     experiment = build(run_cases.tiny("fp16_static"))
     batch = experiment.shard_batch(next(iter(experiment.source.train_batches(16, seed=0, first_step=0))))
-    step = steps.numerics_step(monitor.in_wide_range(experiment))
+    step = monitor.in_wide_range(experiment).numerics_step()
     return experiment, jax.device_get(step(start.new_state(experiment).variables, batch))
 
 

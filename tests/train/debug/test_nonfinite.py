@@ -10,7 +10,7 @@ import pytest
 
 from mixedres import precision, replay
 from mixedres._internal.errors import ConfigError
-from mixedres.train import start, steps
+from mixedres.train import start
 from mixedres.train.debug import diagnosis, nonfinite
 from tests.arrays import bits
 from tests.train import run_cases
@@ -29,7 +29,7 @@ def run(model__fused="false"):
     So many steps that a CPU would use oneDNN, as in runs that are no test.
     """
     experiment = build(run_cases.tiny("fp16", num_devices=DEVICES, model__fused=model__fused, steps=1000))
-    return experiment, steps.train_step(experiment), host(start.new_state(experiment))
+    return experiment, experiment.train_step(), host(start.new_state(experiment))
 
 
 def batch(experiment, number=0):
