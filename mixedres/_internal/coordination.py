@@ -30,9 +30,8 @@ def gather(name: str, value: Json) -> list[Json]:
 
     Process 0 prints which processes it waits for.
 
-    Raises:
-      LateProcessError: if a process does not come within `PATIENCE` seconds.
-      RuntimeError: JAX's own, if a process is lost.
+    Raises LateProcessError if a process does not come within `PATIENCE` seconds; RuntimeError, JAX's own, if a process
+    is lost.
     """
     client, count = global_state.client, global_state.num_processes
     if client is None or count == 1:

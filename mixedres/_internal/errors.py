@@ -80,10 +80,7 @@ class Stopped(MixedresError):
     def __init__(self, number: signal.Signals, step: int, saved: int | None):
         """Makes the message.
 
-        Args:
-          number: the signal.
-          step: the last step taken.
-          saved: step of the newest checkpoint; None where there is none.
+        `saved`: step of the newest checkpoint; None where there is none.
         """
         self.status = 128 + number
         kept = "nothing was saved yet" if saved is None else f"the checkpoint of step {saved} is saved"

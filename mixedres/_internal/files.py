@@ -38,9 +38,7 @@ def read_json(path: pathlib.Path) -> Json:
 def read_object(path: pathlib.Path, most: int = _LARGEST_JSON) -> Record:
     """Returns the object in a JSON file.
 
-    Raises:
-      OSError: as for `read_regular`.
-      ValueError: if the file is not JSON, or holds another value than an object.
+    Raises OSError as for `read_regular`; ValueError if the file is not JSON, or holds another value than an object.
     """
     value = parse_json(read_regular(path, most))
     if not isinstance(value, dict):
@@ -94,8 +92,7 @@ def to_disk(path: pathlib.Path) -> None:
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
     """Opens a regular file for reading, unbuffered: a pipe or a device, which may never end, is refused at once.
 
-    Raises:
-      OSError: if the path is no regular file or cannot be opened; with a reason and the file's name.
+    Raises OSError if the path is no regular file or cannot be opened; with a reason and the file's name.
     """
     # The opened file itself is checked, and opening a pipe must not wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -113,12 +110,9 @@ def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
 def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes:
     """Returns the content of a regular file.
 
-    Args:
-      path: path of the file.
-      most: largest size in bytes; None: any size.
+    `most`: largest size in bytes; None: any size.
 
-    Raises:
-      OSError: as for `open_regular`, and if the file is larger than `most`.
+    Raises OSError as for `open_regular`, and if the file is larger than `most`.
     """
     with open_regular(path) as file:
         if most is not None and (size := os.fstat(file.fileno()).st_size) > most:
@@ -129,8 +123,7 @@ def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes
 def expanded(given: str) -> pathlib.Path:
     """Returns the path that a person wrote, in which ~ and ~user are home directories.
 
-    Raises:
-      ValueError: if there is no such user.
+    Raises ValueError if there is no such user.
     """
     path = os.path.expanduser(given)
     if path.startswith("~"):
@@ -191,8 +184,7 @@ def _sha256(path: pathlib.Path) -> str:
 def open_own(path: pathlib.Path) -> IO[str]:
     """Opens a file of a run to append to it, or creates the file; a link or a pipe is refused.
 
-    Raises:
-      OSError: if the file cannot be opened.
+    Raises OSError if the file cannot be opened.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o666)
@@ -249,13 +241,9 @@ def lock(path: pathlib.Path, *, shared: bool = False) -> IO[str]:
 
     Prints a warning if the file system has no locks.
 
-    Args:
-      path: path of the file.
-      shared: other processes may have a shared lock at the same time.
+    `shared`: other processes may have a shared lock at the same time.
 
-    Raises:
-      BlockingIOError: if another process has the lock.
-      OSError: if the file cannot be opened.
+    Raises BlockingIOError if another process has the lock; OSError if the file cannot be opened.
     """
     import fcntl  # which Windows does not have, where the library works and the commands do not
 

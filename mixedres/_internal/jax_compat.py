@@ -105,13 +105,10 @@ def interpret(
 ) -> list[Any]:
     """Interprets a jaxpr, closed or open, by calling `equation`; returns the values of its outputs.
 
-    Args:
-      jaxpr: whose own constants are not used.
-      consts, args: values of its constants and arguments, of whatever kind `equation` takes.
-      equation: of the index of an equation, the equation and the values of its operands, to those of its results.
-      literal: the value of a literal.
-      binds: whether `equation` binds primitives: they get the source line, name stack and context of the equation.
-      frees: forget each value after the last equation that reads it, so that its memory is free.
+    `consts, args`: values of its constants and arguments, of whatever kind `equation` takes. `equation`: of the index
+    of an equation, the equation and the values of its operands, to those of its results. `binds`: whether `equation`
+    binds primitives: they get the source line, name stack and context of the equation. `frees`: forget each value after
+    the last equation that reads it, so that its memory is free.
     """
     inner, _ = opened(jaxpr)
     last = _last_readers(inner) if frees else {}
@@ -315,10 +312,8 @@ def bodies(eqn: Equation) -> list[Any]:
 def equations(jaxpr: Any, platform: str | None = None, *, every_platform: bool = False) -> Iterator[Equation]:
     """Yields all equations of a jaxpr and of the jaxprs in the parameters of its equations.
 
-    Args:
-      jaxpr: closed or open.
-      platform: the platform whose branch of a `lax.platform_dependent` is entered; see `platform_branch`.
-      every_platform: enter all branches of a `lax.platform_dependent`, whatever `platform` is.
+    `platform`: the platform whose branch of a `lax.platform_dependent` is entered; see `platform_branch`.
+    `every_platform`: enter all branches of a `lax.platform_dependent`, whatever `platform` is.
     """
     for eqn in opened(jaxpr)[0].eqns:
         yield eqn
@@ -330,12 +325,9 @@ def equations(jaxpr: Any, platform: str | None = None, *, every_platform: bool =
 def platform_branch(eqn: Equation, platform: str | None) -> Any:
     """Returns the branch of a `lax.platform_dependent` for a platform, a jaxpr that takes all operands but the first.
 
-    Args:
-      eqn: any equation.
-      platform: such as 'cpu'; None: a platform that the equation does not name.
+    `platform`: such as 'cpu'; None: a platform that the equation does not name.
 
-    Returns:
-      The branch; None if there is no branch for the platform, and for other equations.
+    Returns the branch; None if there is no branch for the platform, and for other equations.
     """
     branches = _platform_branches(eqn)
     return branches.get(platform, branches.get(None))

@@ -16,8 +16,7 @@ def importer(package: str) -> Callable[[str], object]:
     The names and their places are the imports for type checkers, below ``if TYPE_CHECKING`` in the package's
     `__init__`. Reading them takes 0.2 ms, at the first use of a name.
 
-    Raises:
-      AttributeError: by the returned function, for a name that is not in `__all__`.
+    The returned function raises AttributeError for a name that is not in `__all__`.
     """
 
     def load(name: str) -> object:

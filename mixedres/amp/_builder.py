@@ -165,14 +165,10 @@ def build(
 ) -> Graph:
     """Builds and colors the graph of a closed jaxpr.
 
-    Args:
-      jaxpr: the program.
-      settings: the options of `autocast`.
-      scope: the calls and named scopes around the program.
-      platform: the platform whose branches of `lax.platform_dependent` become nodes; None: the default branches.
-      whole: whether the program is no part of another, such as a custom derivative.
-      backward_rules: whether graphs of the backward rules of custom_vjp are built. In a backward rule they are not: a
-        rule may call its own function, and autocast looks at the derivative of a rule when it is taken.
+    `platform`: the platform whose branches of `lax.platform_dependent` become nodes; None: the default branches.
+    `whole`: whether the program is no part of another, such as a custom derivative. `backward_rules`: whether graphs of
+    the backward rules of custom_vjp are built. In a backward rule they are not: a rule may call its own function, and
+    autocast looks at the derivative of a rule when it is taken.
     """
     builder = _Builder(settings, platform, backward_rules)
     args = [Value(var.aval) for var in jax_compat.opened(jaxpr)[0].invars]

@@ -35,11 +35,8 @@ from mixedres.amp._rules import BROADCASTING, COPIES
 def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict[Node, str]) -> None:
     """Makes clear ops half where that rounds no value anew, and sums of half branches, until nothing changes.
 
-    Args:
-      nodes: the nodes on float32, with the colors of the other passes.
-      dtype: the half dtype.
-      storable: nodes after an allow op that are no running values: their results may be rounded once more.
-      pinned: nodes that stay in float32, with the reason.
+    `nodes`: the nodes on float32, with the colors of the other passes. `storable`: nodes after an allow op that are no
+    running values: their results may be rounded once more.
     """
     for node in activations(nodes, dtype, storable - pinned.keys()):
         node.half, node.reason = True, PATTERNS["activation"].reason

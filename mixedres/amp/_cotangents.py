@@ -86,10 +86,8 @@ def meets_float32(value: Value) -> bool:
 def rounds_cotangents(value: Value, path: Path, *, inside: bool) -> bool:
     """Returns whether a half value that enters or leaves a call would round a cotangent before it is added to others.
 
-    Args:
-      value: an operand of the call if `inside`, else a result.
-      path: the path of the call.
-      inside: whether the cotangent comes from the nodes inside of the call.
+    `value`: an operand of the call if `inside`, else a result. `inside`: whether the cotangent comes from the nodes
+    inside of the call.
     """
     readers = cotangent_readers(value)
     beyond = [reader for reader in readers if (reader.path[: len(path)] == path) == inside]

@@ -42,8 +42,7 @@ class Call:
     def apply(self, fn: Any, leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Calls `fn` with `leaves` as its leaves; returns the results and the changes of nnx modules.
 
-        Raises:
-          TypeError: if a change would be lost: a change of a module's structure, or of another argument.
+        Raises TypeError if a change would be lost: a change of a module's structure, or of another argument.
         """
         others, state = jax.tree.unflatten(self._structure, leaves)
         copies = self._nnx.merge(self._graph, state) if self._modules else ()
@@ -98,8 +97,7 @@ class Call:
 def guarded() -> Iterator[None]:
     """Surrounds the tracing of a function.
 
-    Raises:
-      TypeError: if it wrote variables into a module of flax.linen around it, where they would stay tracers.
+    Raises TypeError if it wrote variables into a module of flax.linen around it, where they would stay tracers.
     """
     around = _linen_module()
     before = {id(leaf): leaf for leaf in jax.tree.leaves(around.variables)} if around is not None else {}

@@ -40,10 +40,7 @@ class Keep:
 def reason_to_keep(keep: Keep, scope: Scope, body: Jaxpr = None) -> str:
     """Returns the reason why an operation at `scope` stays in float32; '' if it need not.
 
-    Args:
-      keep: the operations to keep.
-      scope: where the operation is.
-      body: the jaxpr inside the operation, such as that of a scan, in which to look too; None: there is none.
+    `body`: the jaxpr inside the operation, such as that of a scan, in which to look too; None: there is none.
     """
     if not keep.pattern:
         return ""

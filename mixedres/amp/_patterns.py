@@ -62,10 +62,7 @@ def activations(nodes: list[Node], dtype: np.dtype, storable: set[Node]) -> list
     The operations compute a bounded activation (silu, gelu, tanh) of a normalized value, and only half operations read
     the result. A hand-placed cast of the normalized value would put them in half too.
 
-    Args:
-      nodes: nodes on float32 in order of evaluation, with the colors of the other passes.
-      dtype: the half dtype.
-      storable: nodes whose result may be rounded to half.
+    `nodes`: nodes on float32 in order of evaluation, with the colors of the other passes.
     """
     inside: set[Node] = set()
     after_kept = reach([node for node in nodes if node.keep_float32], Node.consumers, lambda node: bool(node.taint))
@@ -233,10 +230,6 @@ def is_safe_divisor(node: Node, dtype: np.dtype) -> bool:
     A divisor is safe if it is a constant in the range of `dtype`, or a function of bounded activations and of half
     products that lead to the numerator too: inf / inf is NaN. The size of other divisors, such as counts, is unknown,
     and the result of other products can overflow without a trace.
-
-    Args:
-      node: a node for which `divisor` returns a value.
-      dtype: the half dtype.
     """
     below = divisor(node)
     if below is None:
@@ -297,9 +290,6 @@ def keep_float32_results(graph: Graph) -> None:
     function, and for a product that is no larger than an operand and leads to half operations by a softmax at most. It
     does not hold for the logits of a vocabulary or of a long attention, for a value that a norm prepares for the next
     product, or inside a checkpoint whose policy chooses products.
-
-    Args:
-      graph: the colored graph of a whole program.
     """
     to_solver = reach([n for n in graph.nodes if n.primitive in SOLVERS], Node.producers, lambda node: True)
     to_half = reach([n for n in graph.nodes if n.half], Node.producers, lambda node: node.taint != RANGE)

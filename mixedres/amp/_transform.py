@@ -149,11 +149,8 @@ def rewrite(
 ) -> Callable[..., Any]:
     """Returns `fn` rewritten with checked settings.
 
-    Args:
-      fn: see `autocast`.
-      settings: result of `checked`.
-      scope: the calls around a part of a program, such as a custom derivative; None for a whole program.
-      platform: the platform for which a part of a program is rewritten; a whole program is rewritten for all.
+    `scope`: the calls around a part of a program, such as a custom derivative; None for a whole program. `platform`:
+    the platform for which a part of a program is rewritten; a whole program is rewritten for all.
     """
 
     @functools.wraps(fn, updated=())

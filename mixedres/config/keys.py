@@ -180,10 +180,6 @@ class Retired:
 # read, so a key that leaves goes here.
 RETIRED = {
     "data.difficulty": Retired("cluttered digits left the project; leave the key out", ignored=True),
-    "data.eval_share": Retired("it was renamed before 0.2.0; set data.eval_fraction"),
-    "optimizer.lr_batch_size": Retired("it was renamed before 0.2.0; set optimizer.lr_reference_batch"),
-    "stop_after_skipped": Retired("it was renamed before 0.2.0; set max_consecutive_skips"),
-    "train_only": Retired("it was renamed before 0.2.0; set trainable"),
 }
 
 

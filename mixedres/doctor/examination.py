@@ -33,15 +33,11 @@ def examine_network(
 
     Writes nothing but compiled programs.
 
-    Args:
-      plan: plan of the network, the data and the training between the steps.
-      run: workdir whose newest checkpoint is examined first; None: a fresh network.
-      steps: numbers of training steps, ascending.
-      presets: presets whose gradients at the last of the steps are compared with the gradients in float32.
+    `plan`: plan of the network, the data and the training between the steps. `run`: workdir whose newest checkpoint is
+    examined first; None: a fresh network. `presets`: presets whose gradients at the last of the steps are compared with
+    the gradients in float32.
 
-    Raises:
-      ConfigError: if the run has no checkpoint of its network, or training does not reach the
-        first of the steps.
+    Raises ConfigError if the run has no checkpoint of its network, or training does not reach the first of the steps.
     """
     experiment, config = plan.experiment, plan.config
     with compilation_cache(config.compilation_cache):

@@ -107,9 +107,7 @@ def _norm(values: Any) -> float:
 def largest_finite(is_finite_at: Callable[[int], bool], beyond: int = BEYOND) -> int:
     """Returns the exponent of the largest loss scale with finite gradients, by bisection; -24 if there is none.
 
-    Args:
-      is_finite_at: whether the gradients at the loss scale 2**exponent are finite.
-      beyond: exponent above those that are tried.
+    `is_finite_at`: whether the gradients at the loss scale 2**exponent are finite.
     """
     largest, above = _LOWEST, beyond
     with jax.debug_nans(False), jax.debug_infs(False):  # the scales beyond are tried too
@@ -122,10 +120,7 @@ def largest_finite(is_finite_at: Callable[[int], bool], beyond: int = BEYOND) ->
 def limits_of(rows: Sequence[TensorRow], trials: Sequence[Trial], *, is_tried: bool = True) -> Limits:
     """Returns the limits of gradients by their counts and by trials.
 
-    Args:
-      rows: the gradients.
-      trials: empty if there were none.
-      is_tried: whether all of `rows` were float16 in the trials.
+    `is_tried`: whether all of `rows` were float16 in the trials.
     """
     alive = [row for row in rows if row.exponents.top is not None]
     if not alive:

@@ -91,12 +91,8 @@ def run(
     Statuses: that of a `MixedresError`; 130 for Ctrl-C; 2 for a file that was named and cannot be read or written, 1
     where the output cannot be written or the memory does not suffice; 2 for a package that is not installed.
 
-    Args:
-      program: the beginning of the line.
-      command: takes the arguments.
-      arguments: without the program's name.
-      continues: how to go on after an interruption; a file error then has status 1, because work was under way.
-      smaller: what to set where the memory does not suffice.
+    `continues`: how to go on after an interruption; a file error then has status 1, because work was under way.
+    `smaller`: what to set where the memory does not suffice.
     """
     try:
         command(_imported(arguments))

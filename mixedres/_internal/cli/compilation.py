@@ -35,12 +35,10 @@ def compilation_cache(setting: str = "auto") -> Iterator[None]:
     as the one of JAX_COMPILATION_CACHE_DIR, stays, and JAX_ENABLE_COMPILATION_CACHE=false turns the cache off. All
     processes of a run call this, and process 0 writes to the cache. A program that cannot be read is compiled again.
 
-    Args:
-      setting: the key `compilation_cache` of a config: a directory, 'auto' or 'none'. 'auto' is the directory `NAME`
-        below $XDG_CACHE_HOME or ~/.cache, or no cache if that directory cannot be written.
+    `setting`: the key `compilation_cache` of a config: a directory, 'auto' or 'none'. 'auto' is the directory `NAME`
+    below $XDG_CACHE_HOME or ~/.cache, or no cache if that directory cannot be written.
 
-    Raises:
-      ConfigError: if the directory that the config names cannot be written.
+    Raises ConfigError if the directory that the config names cannot be written.
     """
     # jaxlib cannot write a program that calls oneDNN, and JAX warns of each; see mixedres.models.onednn.
     warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry .*: MemoryError")

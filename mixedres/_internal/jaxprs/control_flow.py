@@ -87,13 +87,9 @@ def call(
 ) -> list[Any]:
     """Evaluates an equation by JAX's public functions, with a function in place of each body.
 
-    Args:
-      eqn: the equation.
-      found: its `bodies`.
-      functions: one function for each body, of the arguments of the body to its results. The function of a scan may
-        return more results than the body; they are stacked, and follow the results of the equation.
-      operands: operands of the equation, pytrees of arrays.
-      unroll: number of iterations of a scan that are compiled as one.
+    `functions`: one function for each body, of the arguments of the body to its results. The function of a scan may
+    return more results than the body; they are stacked, and follow the results of the equation. `unroll`: number of
+    iterations of a scan that are compiled as one.
     """
     name, body, run = eqn.primitive.name, found[-1], functions[-1]
     consts, state = operands[body.consts], tuple(operands[body.carry])

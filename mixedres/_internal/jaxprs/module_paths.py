@@ -33,12 +33,7 @@ def match_module(pattern: str, path: str) -> str | None:
     A module around `path` is matched if a match ends where the path of the module ends. So '^/head$' matches the module
     '/head' and everything in '/head', such as '/head/bi,io->bo', a scope that `jnp.einsum` opens.
 
-    Args:
-      pattern: a valid regular expression.
-      path: modules and named scopes, such as '/block_layer1_1/conv1'.
-
-    Returns:
-      The matched path; None if there is none.
+    Returns the matched path; None if there is none.
     """
     expression = re.compile(pattern)
     for end in (index for index, character in enumerate(path) if character == "/" and index > 0):

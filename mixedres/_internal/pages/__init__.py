@@ -9,12 +9,7 @@ from mixedres._internal.cli.console import printable
 
 
 def fill(folder: str, parts: Mapping[str, str]) -> str:
-    """Returns page.html of a folder of the package, with page.css as {{style}}, page.js as {{script}} and `parts`.
-
-    Args:
-      folder: the folder as a package, such as 'mixedres.predict._page'.
-      parts: HTML for each other {{name}} of the template.
-    """
+    """Returns page.html of a folder of the package, with page.css as {{style}}, page.js as {{script}} and `parts`."""
     files = resources.files(folder)
     style, script = (files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     parts = {"style": style, "script": script} | dict(parts)

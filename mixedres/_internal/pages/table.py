@@ -8,11 +8,7 @@ from mixedres._internal.pages import escaped, fill
 def render(title: str, paragraphs: Sequence[str], head: Mapping[str, str], rows: Iterable[Iterable[str]]) -> str:
     """Returns the page: a heading, paragraphs, and a table whose columns sort by a click; texts are escaped.
 
-    Args:
-      title: the heading.
-      paragraphs: the first is plain, the others are advice.
-      head: names of the columns, each with its meaning.
-      rows: cells of the rows; a column of numbers sorts with the largest first. Only columns 3 and 4 wrap.
+    `rows`: cells of the rows; a column of numbers sorts with the largest first. Only columns 3 and 4 wrap.
     """
     first, *others = [escaped(text) for text in paragraphs]
     parts = {

@@ -57,12 +57,10 @@ class Kind:
     def evaluate(self, arrays: Sequence[Array]) -> list[Any]:
         """Evaluates the equation.
 
-        Args:
-          arrays: the operands; if `half`, arrays of float32 operands may be in the half dtype. If `saves_half` and the
-            equation is a product, half copies of the operands follow.
+        `arrays`: the operands; if `half`, arrays of float32 operands may be in the half dtype. If `saves_half` and the
+        equation is a product, half copies of the operands follow.
 
-        Returns:
-          The results. If `saves_half` and the equation is a quotient, a half copy of the result follows.
+        Returns the results. If `saves_half` and the equation is a quotient, a half copy of the result follows.
         """
         eqn, dtype = self.eqn, self.dtype
         if self.saves_half:

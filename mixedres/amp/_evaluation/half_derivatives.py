@@ -97,14 +97,10 @@ def _float32_sums(eqn: Equation, operands: Sequence[Array]) -> Any:
 def saving_half(eqn: Equation, half: np.dtype, operands: Sequence[Array], rounded: Sequence[Array]) -> list[Any]:
     """Evaluates mul, div or a function of one array in float32, and saves half residuals for its derivative.
 
-    Args:
-      eqn: the equation; a quotient is that of a softmax, whose divisor has size 1 along the axes of the sum.
-      half: dtype of the residuals.
-      operands: the operands in float32.
-      rounded: half copies of the operands of a product, which other operations may read too; empty for other equations.
+    `eqn`: the equation; a quotient is that of a softmax, whose divisor has size 1 along the axes of the sum. `rounded`:
+    half copies of the operands of a product, which other operations may read too; empty for other equations.
 
-    Returns:
-      The float32 result; for a quotient also its copy in half.
+    Returns the float32 result; for a quotient also its copy in half.
     """
     divides = eqn.primitive.name == "div"
 

@@ -27,10 +27,7 @@ from mixedres.amp._graph import Graph, Node, Path, Value
 def run(graph: Graph, rewrite: Function, args: Sequence[Array]) -> list[Any]:
     """Evaluates the program of `graph` on `args` and returns its results in the dtypes of the original program.
 
-    Args:
-      graph: the colored graph.
-      rewrite: rewrites the derivatives of custom rules: `_transform.rewrite` with the settings and the platform.
-      args: one array for each argument of the program.
+    `rewrite`: rewrites the derivatives of custom rules: `_transform.rewrite` with the settings and the platform.
     """
     inner, _ = jax_compat.opened(graph.jaxpr)
     results = Evaluator(graph, rewrite).body(graph.jaxpr, (), cells(inner.invars, args))

@@ -16,12 +16,9 @@ from mixedres.amp._evaluation.values import as_dtype, in_dtype
 def evaluate_widened(eqn: Equation, arrays: Sequence[Array]) -> list[Any]:
     """Evaluates an equation, or a function with a custom JVP rule, with float32 in place of half.
 
-    Args:
-      eqn: an equation on half values.
-      arrays: the operands; half operands may be given in float32.
+    `arrays`: the operands; half operands may be given in float32.
 
-    Returns:
-      The results, float32 where the equation has half results.
+    Returns the results, float32 where the equation has half results.
     """
     pairs = zip(eqn.invars, arrays, strict=True)
     operands = [as_dtype(array, jnp.float32) if is_half(atom.aval) else array for atom, array in pairs]

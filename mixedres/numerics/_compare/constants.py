@@ -109,10 +109,6 @@ def lost_constants(jaxpr: Jaxpr, platform: str) -> Constants:
     Wrong are a factor and a divisor that became 0 or infinite, and a sum or maximum with a constant that became 0 and
     that meets a division, a root or a logarithm. Other infinities, numbers near 1 such as a decay of 0.9995, and tables
     of evenly spaced numbers may be harmless.
-
-    Args:
-      jaxpr: a closed program, traced inside `unrounded`.
-      platform: the platform of the program, for `lax.platform_dependent`.
     """
     wrong: dict[str, None] = {}
     doubtful: dict[str, None] = {}

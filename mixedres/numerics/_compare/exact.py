@@ -37,10 +37,7 @@ def widened(array: Array) -> Any:
 def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
     """Evaluates an equation with float32 in place of float16 and bfloat16, in the bodies of the equation too.
 
-    Args:
-      eqn: an equation of the half program.
-      args: operands, in float32 where those of the equation are half.
-      platform: the platform of the program, for `lax.platform_dependent`.
+    `args`: operands, in float32 where those of the equation are half.
     """
     name, params = eqn.primitive.name, eqn.params
     if found := control_flow.bodies(eqn, platform):

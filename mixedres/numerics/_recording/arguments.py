@@ -35,14 +35,10 @@ class Traced:
     def of(cls, fn: Function, args: Sequence[PyTree], names: Sequence[str]) -> Traced:
         """Traces `fn(*args)`.
 
-        Args:
-          fn: a function of pytrees of arrays.
-          args: its arguments; leaves that are no arrays, such as Python numbers, are passed unchanged.
-          names: names of the arguments; default: 'argument 0' and so on.
+        `args`: its arguments; leaves that are no arrays, such as Python numbers, are passed unchanged. `names`: names
+        of the arguments; default: 'argument 0' and so on.
 
-        Raises:
-          ValueError: if the number of names is not that of the arguments.
-          TypeError: if a result is no array.
+        Raises ValueError if the number of names is not that of the arguments; TypeError if a result is no array.
         """
         names = list(names) or [f"argument {i}" for i in range(len(args))]
         if len(names) != len(args):

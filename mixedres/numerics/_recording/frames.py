@@ -134,9 +134,8 @@ class Tensor:
 def place(tensor: Tensor | None, index: Index) -> Iterator[Place]:
     """Yields `tensor` with the iterations of the scans around it; yields nothing for None, a constant.
 
-    Args:
-      tensor: the array that is read, or None.
-      index: iterations of the scans around the reader; the reader is in the frame of `tensor` or inside that frame.
+    `tensor`: the array that is read, or None. `index`: iterations of the scans around the reader; the reader is in the
+    frame of `tensor` or inside that frame.
     """
     if tensor is not None:
         yield tensor, index[: len(tensor.frame.scans())]

@@ -46,10 +46,7 @@ def hidden(
     Infinities are hidden by an operation such as a division. Operations that are right for an infinite operand, such as
     tanh or a maximum, are left out.
 
-    Args:
-      tensors: all arrays of the program.
-      is_bad: predicate of the arrays that are not finite.
-      is_written: predicate of the infinite arrays that the program wrote, such as a mask, or was given.
+    `is_written`: predicate of the infinite arrays that the program wrote, such as a mask, or was given.
     """
     bad = {place for place in places(tensors) if is_bad(place)}
     if not bad:

@@ -163,8 +163,7 @@ class Recorder:
 
         Results are rounded to their dtype after every operation, as the program is written.
 
-        Returns:
-          `returned` of the results, the tensors of the results, and the statistics of all arrays.
+        Returns `returned` of the results, the tensors of the results, and the statistics of all arrays.
         """
         tensors: list[Tensor | None] = []
 
