@@ -29,12 +29,28 @@ _STEPS_OF_STATISTICS = 3
 _MUCH_LARGER = 3.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """The parts of a run that stay the same from its first to its last step.
+@dataclasses.dataclass
+class Loop:
+    """A run between its first and its last step.
 
-    `directory` is the workdir, `claim` is None in a process that does not write, and both steps are compiled.
-    `collects`: keep the results of the single images of the last evaluation. `on_evaluation`: see `fit`.
+    Attributes:
+      experiment: the parts of the run that the config names.
+      directory: the workdir.
+      group: the processes of the run.
+      claim: the claim of the directory; None in a process that does not write.
+      saved: the checkpoints.
+      log: the log.
+      sampler: examines the numerics now and then.
+      profiler: traces the steps that ``config.profile`` names.
+      stop_signal: the signal that asks the run to stop.
+      train_step, eval_step: the compiled steps.
+      state: the state after the newest step.
+      host: evaluations and sums, which the next checkpoint holds.
+      baseline: fraction of the test images that have the most frequent class; None if it is not known.
+      results: results of the single images of the newest evaluation, if it was known to be the last; else None.
+      compilations: names of the programs compiled between the first and the last step; should be empty.
+      collects: keep the results of the single images of the last evaluation.
+      on_evaluation: see `mixedres.train.fit`.
     """
 
     experiment: Experiment
@@ -48,33 +64,10 @@ class Parts:
     stop_signal: StopSignal
     train_step: CompiledStep
     eval_step: CompiledStep
-    collects: bool = False
-    on_evaluation: evaluation.OnEvaluation | None = None
-
-    def stops_alone(self) -> bool:
-        """Returns whether a single process was asked to stop.
-
-        One of several processes must not leave an evaluation or a wait for data alone: they agree after the next step.
-        """
-        return self.group.count == 1 and self.stop_signal.requested is not None
-
-
-@dataclasses.dataclass
-class Loop:
-    """A run between its first and its last step.
-
-    Attributes:
-      parts: what stays the same.
-      state: the state after the newest step.
-      host: evaluations and sums, which the next checkpoint holds.
-      baseline: fraction of the test images that have the most frequent class; None if it is not known.
-      results: results of the single images of the newest evaluation, if it was known to be the last; else None.
-      compilations: names of the programs compiled between the first and the last step; should be empty.
-    """
-
-    parts: Parts
     state: step.TrainState
     host: checkpoints.HostState
+    collects: bool = False
+    on_evaluation: evaluation.OnEvaluation | None = None
     baseline: float | None = None
     results: data.ImageResults | None = None
     compilations: list[str] = dataclasses.field(default_factory=list)
@@ -90,30 +83,29 @@ class Loop:
           NonFiniteError: at a step whose numbers are not finite; the state is the one before this step.
           TrainingError: if the last checkpoint cannot be saved, or the devices have different states.
         """
-        parts, log = self.parts, self.parts.log
-        first_step, total_steps = int(self.state.step), parts.experiment.total_steps
-        self._stopping = parts.group.stop_agreed(self._is_asked_to_stop(), first_step)
+        log, first_step, total_steps = self.log, int(self.state.step), self.experiment.total_steps
+        self._stopping = self.group.stop_agreed(self._is_asked_to_stop(), first_step)
         # An evaluation that a signal cut off comes first: it belongs to the state that was restored.
         ended = first_step > 0 and self._pause(first_step)
         in_flight = InFlight()
         # No implicit transfer and no compilation: both would make every step slow without an error.
-        traced = parts.profiler.over(lambda: self.state)
+        traced = self.profiler.over(lambda: self.state)
         with traced, jax.transfer_guard("disallow"), CompilationCounter() as compiled:
             for done in range(first_step + 1, total_steps + 1) if not ended else ():
-                with parts.profiler.step(done):
+                with self.profiler.step(done):
                     log.clock.start()
                     batch = self._take(batches, in_flight, done)
-                    parts.group.progress(done)
-                    parts.sampler.look(done, self.state, batch)
-                    self.state, metrics = parts.train_step(self.state, batch)
+                    self.group.progress(done)
+                    self.sampler.look(done, self.state, batch)
+                    self.state, metrics = self.train_step(self.state, batch)
                     finished = in_flight.push(done, metrics, batch)
                 log.waited = batches.waited
                 self._record(finished)
-                self._warn(parts.saved.poll())
+                self._warn(self.saved.poll())
                 self._warn_of_compilations(compiled.take(), done)
-                self._stopping = parts.group.stop_agreed(self._is_asked_to_stop(), done)
+                self._stopping = self.group.stop_agreed(self._is_asked_to_stop(), done)
                 must_pause = self._is_evaluation(done) or self._is_checkpoint(done) or self._stopping
-                parts.profiler.after(done, pausing=must_pause)
+                self.profiler.after(done, pausing=must_pause)
                 if must_pause:
                     self._record(in_flight.drain())
                     log.clock.stop()  # evaluations and checkpoints do not count in the rate
@@ -129,21 +121,28 @@ class Loop:
             return batches.take(in_flight.busy)
         except data.GaveUp:
             self._record(in_flight.drain())
-            self.parts.log.clock.stop()
+            self.log.clock.stop()
             self._stopping = True
             if done > 1:
                 self._pause(done - 1)
             raise self._stopped(done - 1) from None
 
+    def stops_alone(self) -> bool:
+        """Returns whether a single process was asked to stop.
+
+        One of several processes must not leave an evaluation or a wait for data alone: they agree after the next step.
+        """
+        return self.group.count == 1 and self._is_asked_to_stop()
+
     def _is_asked_to_stop(self) -> bool:
-        return self.parts.stop_signal.requested is not None
+        return self.stop_signal.requested is not None
 
     def _stopped(self, done: int) -> Stopped:
-        return Stopped(self.parts.stop_signal.requested or signal.SIGTERM, done, self.parts.saved.latest_step())
+        return Stopped(self.stop_signal.requested or signal.SIGTERM, done, self.saved.latest_step())
 
     def _check_place(self, done: int) -> None:
         """Raises TrainingError if the directory of the run was removed or moved; called before and after a save."""
-        claim, directory = self.parts.claim, self.parts.directory
+        claim, directory = self.claim, self.directory
         if claim is not None and claim.is_lost():
             raise TrainingError(
                 f"the checkpoint of step {done} could not be written: {directory} was removed or moved during the run; "
@@ -152,13 +151,13 @@ class Loop:
 
     def _finish(self, last: int) -> None:
         """Waits for the disk; raises TrainingError if the checkpoint of the `last` step is not on it."""
-        with self.parts.group.pause():
-            problems = self.parts.saved.finish()
-            if self.parts.saved.latest_step() != last and self.parts.group.count == 1:
+        with self.group.pause():
+            problems = self.saved.finish()
+            if self.saved.latest_step() != last and self.group.count == 1:
                 self._save(last)  # once more: the error may have passed
-                problems += self.parts.saved.finish()
+                problems += self.saved.finish()
         self._check_place(last)
-        newest = self.parts.saved.latest_step()
+        newest = self.saved.latest_step()
         if newest == last:
             self._warn(problems)
             return
@@ -167,49 +166,48 @@ class Loop:
         raise TrainingError(f"{problem}; {stands}. Make room and start the same command again to go on from there")
 
     def _is_evaluation(self, done: int) -> bool:
-        experiment = self.parts.experiment
+        experiment = self.experiment
         return done in (experiment.total_steps, self.host.pending_eval) or _is_due(done, experiment.eval_every)
 
     def _is_checkpoint(self, done: int) -> bool:
-        return _is_due(done, self.parts.experiment.checkpoint_every)  # the last step is saved because it is evaluated
+        return _is_due(done, self.experiment.checkpoint_every)  # the last step is saved because it is evaluated
 
     def _pause(self, done: int) -> bool:
         """Evaluates and saves what is due after `done` steps; returns whether the run ends here."""
-        group, better = self.parts.group, False
+        group, better = self.group, False
         if self._is_evaluation(done) and not self._is_evaluated(done):
             better = self._evaluate(done)
         self._tell(done)
-        ended = self._is_evaluated(done) and (done == self.parts.experiment.total_steps or bool(self.stopped_by()))
-        self._stopping |= self.parts.stops_alone()  # perhaps since the evaluation
+        ended = self._is_evaluated(done) and (done == self.experiment.total_steps or bool(self.stopped_by()))
+        self._stopping |= self.stops_alone()  # perhaps since the evaluation
         if better or ended or self._is_checkpoint(done) or self._stopping:
             self._save(done)
         if self._stopping and not ended:
             with group.pause():
-                self._warn(self.parts.saved.finish())
+                self._warn(self.saved.finish())
             raise self._stopped(done)
         return ended
 
     def _tell(self, done: int) -> None:
         """Calls `on_evaluation` with the evaluation of step `done`, also with one that a checkpoint has."""
-        tell, evaluated = self.parts.on_evaluation, self.host.evaluated
+        tell, evaluated = self.on_evaluation, self.host.evaluated
         if tell is None or evaluated is None or not self._is_evaluated(done) or self._told == done:
             return
-        self._told, epoch = done, done / self.parts.experiment.steps_per_epoch
+        self._told, epoch = done, done / self.experiment.steps_per_epoch
         with jax.transfer_guard("allow"):
             self._is_ended = bool(tell({"epoch": epoch, **evaluated}))
 
     def _evaluate(self, done: int) -> bool:
         """Evaluates, logs, and returns whether the result is the best so far; a signal leaves it for the next start."""
-        parts = self.parts
         # The run ends with this evaluation, unless it is the best, or if `on_evaluation` asks for it.
-        may_end = done == parts.experiment.total_steps or self._is_out_of_patience(done) or parts.on_evaluation
-        collector = data.ResultCollector() if parts.collects and may_end else None
+        may_end = done == self.experiment.total_steps or self._is_out_of_patience(done) or self.on_evaluation
+        collector = data.ResultCollector() if self.collects and may_end else None
         by_name = evaluation.sum_over_images(
-            parts.experiment,
-            {"": parts.eval_step},
+            self.experiment,
+            {"": self.eval_step},
             self.state,
-            should_stop=parts.stops_alone,
-            group=parts.group,
+            should_stop=self.stops_alone,
+            group=self.group,
             collector=collector,
         )
         if not by_name:
@@ -218,7 +216,7 @@ class Loop:
         result = evaluation.means(by_name[""])
         if (frequent := by_name[""].get("most_frequent")) is not None:
             self.baseline = int(frequent) / result["examples"]
-        parts.log.eval(done, done / parts.experiment.steps_per_epoch, result)
+        self.log.eval(done, done / self.experiment.steps_per_epoch, result)
         self._note_young_statistics(done, result["loss"])
         top1, top5, loss, examples = (result[name] for name in ("top1", "top5", "loss", "examples"))
         self.host.evaluated = {"step": done, "top1": top1, "top5": top5, "loss": loss, "examples": examples}
@@ -229,19 +227,19 @@ class Loop:
 
     def _note_young_statistics(self, done: int, test_loss: float) -> None:
         """Prints a note if a large test loss may come from running statistics that have seen too few steps."""
-        experiment, train_loss = self.parts.experiment, self.parts.log.epoch_loss
+        experiment, train_loss = self.experiment, self.log.epoch_loss
         momentum, frozen = experiment.config.batch_norm.momentum, experiment.config.batch_norm.frozen
         enough = _STEPS_OF_STATISTICS / (1 - momentum)
         is_young = isinstance(experiment.model, models.ResNet) and not frozen and done < enough
         if is_young and train_loss is not None and test_loss > _MUCH_LARGER * max(train_loss, 1.0):
-            self.parts.log.print(
+            self.log.print(
                 f"note: the test loss is far above the training loss; the running averages of batch norm have seen "
                 f"{done} of the {enough:,.0f} steps, 3 / (1 - momentum), that momentum {momentum:g} takes: train "
                 "longer, or lower config.batch_norm.momentum"
             )
 
     def _is_out_of_patience(self, step: int) -> bool:
-        patience = self.parts.experiment.patience
+        patience = self.experiment.patience
         return self.host.best is not None and bool(0 < patience <= step - self.host.best["step"])
 
     def _is_evaluated(self, done: int) -> bool:
@@ -249,7 +247,7 @@ class Loop:
 
     def stopped_by(self) -> str | None:
         """Returns what ends the run early after the newest evaluation: 'on_evaluation', or a key of the config."""
-        experiment = self.parts.experiment
+        experiment = self.experiment
         if self.host.evaluated is None or self.host.evaluated["step"] == experiment.total_steps:
             return None
         if self._is_ended:
@@ -259,9 +257,9 @@ class Loop:
         return "patience" if self._is_out_of_patience(self.host.evaluated["step"]) else None
 
     def _save(self, done: int) -> None:
-        experiment, group, log = self.parts.experiment, self.parts.group, self.parts.log
+        experiment, group, log = self.experiment, self.group, self.log
         self._check_place(done)
-        replicas.check_copies(self.state, group, done, self.parts.saved.latest_step())
+        replicas.check_copies(self.state, group, done, self.saved.latest_step())
         if not log.sync() and group.count == 1:  # other processes would wait
             log.print(f"warning: no checkpoint of step {done}, because its metrics cannot be written either")
             return
@@ -271,30 +269,29 @@ class Loop:
         record = {"config": experiment.resolved, "data": experiment.data, "devices": len(experiment.devices)}
         record = checkpoints.with_host_state(stamped(record), host)
         with jax.transfer_guard("allow"), group.pause():
-            self.parts.saved.save(done, self.state, record, best=host.best["step"] if host.best else None)
+            self.saved.save(done, self.state, record, best=host.best["step"] if host.best else None)
 
     def _warn(self, problems: list[str]) -> None:
         for problem in problems:
-            newest = self.parts.saved.latest_step()
+            newest = self.saved.latest_step()
             stands = "there is none yet" if newest is None else f"the newest is of step {newest}"
-            self.parts.log.print(f"warning: {problem}; {stands}")
+            self.log.print(f"warning: {problem}; {stands}")
 
     def _warn_of_compilations(self, names: list[str], done: int) -> None:
         self.compilations += names
         for name in names:
-            self.parts.log.print(f"warning: {name} was compiled before step {done}; a step should compile nothing")
+            self.log.print(f"warning: {name} was compiled before step {done}; a step should compile nothing")
 
     def _record(self, finished: list[tuple[int, Metrics, Batch]]) -> None:
         """Logs the metrics of finished steps; raises NonFiniteError at a step that was not taken."""
-        parts = self.parts
         for done, values, batch in finished:
-            parts.log.train(done, values)
-            parts.sampler.finished(done, values, parts.log)
+            self.log.train(done, values)
+            self.sampler.finished(done, values, self.log)
             if values["halted"]:
-                parts.profiler.end()
-                parts.log.print(f"step {done} is not finite; examining it takes about as long as compiling twice")
+                self.profiler.end()
+                self.log.print(f"step {done} is not finite; examining it takes about as long as compiling twice")
                 with jax.transfer_guard("allow"):
-                    raise nonfinite.explain_halt(parts.experiment, parts.directory, self.state, batch)
+                    raise nonfinite.explain_halt(self.experiment, self.directory, self.state, batch)
 
 
 def _is_due(done: int, every: int) -> bool:

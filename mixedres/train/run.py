@@ -36,7 +36,7 @@ from mixedres.train.debug.monitor import Sampler
 from mixedres.train.distributed import SINGLE, SingleProcess
 from mixedres.train.distributed.opening import open_run
 from mixedres.train.experiment import Experiment
-from mixedres.train.loop import Loop, Parts
+from mixedres.train.loop import Loop
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.resources import Resources
 from mixedres.train.metrics.trackers import Trackers
@@ -99,7 +99,7 @@ def fit(
         compiled = _compile(experiment, begun.state)
         _say_compiled(programs, seconds := time.perf_counter() - started, first_step)
         log = _open_log(experiment, directory, group, trackers, begun.state, host)
-        parts = Parts(
+        loop = Loop(
             experiment=experiment,
             directory=directory,
             group=group,
@@ -108,14 +108,15 @@ def fit(
             log=log,
             profiler=profiler.Profiler(plan.traced_steps, directory, log, group),
             stop_signal=stop_signal,
+            state=begun.state,
+            host=host,
             collects=on_results is not None and group.count == 1,
             on_evaluation=on_evaluation,
             **compiled,
         )
-        loop = Loop(parts, begun.state, host)
         if group.count == 1:
             stack.enter_context(stop_signal)
-        with _closing(log, saved), _batches(parts, first_step) as batches:
+        with _closing(log, saved), _batches(loop, first_step) as batches:
             batches.fill()  # the start of the pipeline does not count in the rate
             coordination.barrier("compiled, and a batch ready")
             with group.loop():
@@ -133,7 +134,7 @@ def _say_compiled(programs: CompilationCounter, seconds: float, first_step: int)
 
 
 def _compile(experiment: Experiment, state: step.TrainState) -> dict[str, Any]:
-    """Returns the compiled fields of `Parts`.
+    """Returns the compiled fields of `Loop`.
 
     All steps are compiled ahead, so that a call with other shapes is an error instead of a compilation.
     """
@@ -210,16 +211,16 @@ def _closing(log: RunLog, saved: checkpoints.Checkpoints) -> Iterator[None]:
             console.say(f"warning: {problem}")
 
 
-def _batches(parts: Parts, first_step: int) -> data.Prefetch[data.Batch, dict[str, jax.Array]]:
+def _batches(loop: Loop, first_step: int) -> data.Prefetch[data.Batch, dict[str, jax.Array]]:
     """Returns the batches from `first_step` on, which are loaded and placed on the devices ahead of the steps."""
-    experiment = parts.experiment
+    experiment = loop.experiment
     batches = experiment.source.train_batches(
         experiment.batch_size, seed=experiment.config.seed, first_step=first_step, shard=experiment.shard
     )
     name = experiment.config.data.name
     batches = data.endless(data.check_scale(batches, experiment.source, name), name)
     is_constant = getattr(experiment.source, "is_constant", False)
-    return data.Prefetch(batches, experiment.shard_batch, give_up=parts.stops_alone, is_constant=is_constant)
+    return data.Prefetch(batches, experiment.shard_batch, give_up=loop.stops_alone, is_constant=is_constant)
 
 
 def _check_outcome(state: step.TrainState, result: Record) -> None:
@@ -245,7 +246,7 @@ def _summary(
 
     `programs` counts the programs that this start of the run compiled.
     """
-    experiment, state, log = loop.parts.experiment, loop.state, loop.parts.log
+    experiment, state, log = loop.experiment, loop.state, loop.log
     done, seconds = int(state.step), log.clock.read()
     own = next(device for device in experiment.devices if device.process_index == jax.process_index())
     here, unreadable = done - first_step, experiment.source.unreadable
@@ -281,7 +282,7 @@ def _summary(
         },
         "unreadable_images": {"count": len(unreadable), "first": dict(list(unreadable.items())[:20])},
         "resources": log.resources.summary(),
-        "memory": environment.memory(own, loop.parts.train_step),
+        "memory": environment.memory(own, loop.train_step),
         "date": datetime.date.today().isoformat(),
         "device": environment.device(experiment.devices),
         "versions": environment.versions(),
@@ -297,7 +298,7 @@ def _classes(experiment: Experiment, results: data.ImageResults) -> Record:
 
 def _finish(loop: Loop, document: Record, seconds: float, on_results: evaluation.OnResults | None) -> None:
     """Writes the summary, calls `on_results`, and prints the last lines; `seconds` since the begin of compilation."""
-    experiment, directory = loop.parts.experiment, loop.parts.directory
+    experiment, directory = loop.experiment, loop.directory
     path = directory / workdir.SUMMARY
     try:
         write_json(path, stamped(document))
