@@ -13,7 +13,9 @@ from mixedres._internal.files import split_checkpoint
 from mixedres._internal.names import PRESETS
 
 if TYPE_CHECKING:
-    from mixedres.config import Key
+    import pathlib
+
+    from mixedres.config import Flags, Key
 
 USAGE = """\
 Trains or evaluates a network in the precision of your choice.
@@ -65,25 +67,16 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
     Raises:
       MixedresError: if the command fails; `USAGE` explains the statuses.
     """
-    wanted = [argument.partition("=")[2] for argument in arguments if argument.startswith("--help=")]
-    if wanted:
-        console.show(*_keys_of(wanted[0]))
-        return
-    if command_line.HELP & set(arguments):
-        console.show(*USAGE.splitlines(), *_first_keys())
+    if told := _help(arguments):
+        console.show(*told)
         return
     from mixedres.checkpoints import RecordedRun
     from mixedres.config import config_of_run, parse_flags
 
     flags = parse_flags(arguments, RecordedRun.read_portable_config)
     presets = None if flags.presets is None else _presets(flags.presets)
-    name = flags.default_workdir if flags.workdir is None else flags.workdir
-    if "://" in name:
-        raise ConfigError(f"--workdir={name} is no directory of this machine; mount it and name where")
-    place, checkpoint = split_checkpoint(command_line.path(name))
+    place, checkpoint = _place(flags)
     directory = place.absolute()
-    if checkpoint is not None and flags.mode == "train":
-        raise ConfigError(f"--workdir={name} names a checkpoint, and a run goes on from its newest; write {place}")
     evaluated = directory if checkpoint is None else None  # the weights of a named checkpoint are evaluated alone
     if checkpoint is not None:
         flags.config.init_from = f"{directory}@{checkpoint}"
@@ -130,10 +123,29 @@ def main(argv: Sequence[str]) -> int:
     return command_line.run("mixedres", train_or_evaluate, argv[1:], continues=_CONTINUES, smaller=_SMALLER)
 
 
+def _place(flags: Flags) -> tuple[pathlib.Path, str | None]:
+    """Returns the workdir that the flags name, and the checkpoint in it; raises ConfigError if there can be none."""
+    name = flags.default_workdir if flags.workdir is None else flags.workdir
+    if "://" in name:
+        raise ConfigError(f"--workdir={name} is no directory of this machine; mount it and name where")
+    place, checkpoint = split_checkpoint(command_line.path(name))
+    if checkpoint is not None and flags.mode == "train":
+        raise ConfigError(f"--workdir={name} names a checkpoint, and a run goes on from its newest; write {place}")
+    return place, checkpoint
+
+
 def _presets(text: str) -> list[str]:
     """Returns the names in the value of --presets."""
     names = [*PRESETS] if text == "all" else [name.strip() for name in text.split(",")]
     return command_line.presets("--presets", names, also=", or all")
+
+
+def _help(arguments: Sequence[str]) -> list[str]:
+    """Returns the lines that --help or --help=SECTION asks for; [] without such an argument."""
+    for argument in arguments:
+        if argument.startswith("--help="):
+            return list(_keys_of(argument.partition("=")[2]))
+    return [*USAGE.splitlines(), *_first_keys()] if command_line.HELP & set(arguments) else []
 
 
 def _first_keys() -> list[str]:

@@ -43,20 +43,20 @@ COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
 # and rises only by a commit that says what was worth it.
 LINES = {
     "_internal": 2717,
-    "amp": 3616,
+    "amp": 3633,
     "checkpoints": 2490,
-    "config": 897,
+    "config": 893,
     "data": 4821,
     "doctor": 372,
     "export": 655,
     "models": 1989,
-    "numerics": 4444,
-    "precision": 1151,
+    "numerics": 4481,
+    "precision": 1159,
     "predict": 1013,
-    "train": 4598,
-    "": 655,
+    "train": 4630,
+    "": 667,
     "javascript": 632,
-    "tests": 29057,
+    "tests": 29069,
     "experiments": 6813,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
@@ -181,8 +181,7 @@ def test_files_and_functions_stay_readable():
     assert max(path.read_text().count("\n") for path in FILES) <= 400
     for node in (node for path in FILES for node in ast.walk(TREES[path]) if isinstance(node, ast.FunctionDef)):
         length = node.end_lineno - node.lineno + 1
-        documentation = len((ast.get_docstring(node) or "").splitlines())
-        assert length - documentation <= 60, f"{node.name}: {length - documentation} lines"
+        assert length <= 60, f"{node.name}: {length} lines"
 
 
 def lines(paths):

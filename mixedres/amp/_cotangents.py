@@ -9,6 +9,7 @@ read one float32 copy of the value.
 import jax.numpy as jnp
 
 from mixedres.amp._graph import Graph, Node, Path, Value
+from mixedres.amp._rules import WINDOW_EXTREMES
 
 # Largest number of half cotangents that are added in half, such as those of the gates of a cell. A longer sum would be
 # rounded as often as it has parts.
@@ -119,7 +120,7 @@ def _passes_cotangents(node: Node) -> bool:
 
 def _overlaps(node: Node) -> bool:
     """Returns whether a node takes extremes of overlapping windows, so that an element may be read more than once."""
-    if node.primitive not in ("reduce_window_max", "reduce_window_min"):
+    if node.primitive not in WINDOW_EXTREMES:
         return False
     sizes, strides = node.eqn.params["window_dimensions"], node.eqn.params["window_strides"]
     return any(size > stride for size, stride in zip(sizes, strides, strict=True))

@@ -74,6 +74,7 @@ CLEAR = _names("""
 # gradient of a repeated operand is a sum, so such an operand is read in float32 and its gradient summed in float32.
 BROADCASTING = _names("add sub mul div rem atan2 max min clamp")
 COPIES = _names("gather broadcast_in_dim broadcast_to tile")
+WINDOW_EXTREMES = ("reduce_window_max", "reduce_window_min")
 # Ops whose results all may be one element of the operand.
 RUNNING_EXTREMES = _names("cummax cummin")
 # Ops that join operands, of which one may be given several times.

@@ -67,80 +67,24 @@ def examine(
     log2_scale = log2_of_scale(scale)
     arrays, floats = _arrays_by_name(params)
 
-    def loss_of(floats: dict[str, Any], *batch: PyTree) -> Any:
-        are_complex = {name: jnp.iscomplexobj(arrays[name]) for name in floats}
-        given = {name: jax.lax.complex(*x) if are_complex[name] else x for name, x in floats.items()}
-        tree = jax.tree.unflatten(jax.tree.structure(params), list((arrays | given).values()))
-        tapped = tap_modules(loss_fn) if "flax.linen" in sys.modules else loss_fn
-        return tapped(tree, *batch)
-
+    loss_of = _of_floats(loss_fn, arrays, jax.tree.structure(params))
     _check_scalar(jax.eval_shape(lambda *args: loss_of(*args), floats, *batch), has_aux)
-    try:
-        wanted = re.compile(select).search
-    except re.error as error:
-        raise ValueError(f"select={select!r} is not a regular expression: {error}") from None
     found = names(loss_of, floats, *batch)
-    dtypes = {name: dtype for name, dtype in found.items() if wanted(name)}
-    floats_wanted = [name for name in floats if wanted(name)]
-    if not dtypes and not floats_wanted:
-        raise ValueError(f"select={select!r} matches no name; there are {listed([*(found | floats)], 3)}")
-
-    def counted(floats: dict[str, Any], *batch: PyTree) -> tuple[TensorCounts, dict[str, Any], jax.Array]:
-        grad_fn = tapped_value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])
-        value, gradients, statistics = grad_fn(floats, *batch)
-        counts = [{name: exponents(x[name]) for name in floats_wanted} for x in (gradients, floats)]
-        return TensorCounts(statistics, *counts), gradients, value[0] if has_aux else value
-
-    try:
-        seen, gradients, loss = jax.jit(counted, compiler_options=jax_compat.options_for_one_run())(floats, *batch)
-    except jax.errors.UnexpectedTracerError:
-        raise ValueError(
-            "a tap is inside a function with a custom derivative (jax.custom_vjp or custom_jvp), or in a transform "
-            "that stores its values; tap the arguments and results of that function instead"
-        ) from None
+    wanted = _selected(select, [*(found | floats)])
+    dtypes = {name: dtype for name, dtype in found.items() if name in wanted}
+    seen, gradients, loss = _count(loss_of, has_aux, floats, batch, [*dtypes], [x for x in floats if x in wanted])
     rows = seen.rows(arrays)
     counted_taps = {row.name for row in rows if row.kind == "activation"}
     never = [name for name in seen.taps.names if name not in counted_taps]
     notes = _notes(found, dtypes, [name for name in dtypes if name not in seen.taps.names], never)
-    report = Report(rows, log2_scale, title, tuple(notes), loss=float(loss))
-    if not tries or report.dtype != "float16" or not math.isfinite(float(loss)):
+    report = Report(rows, log2_scale, title, tuple(notes), loss=loss)
+    if not tries or report.dtype != "float16" or not math.isfinite(loss):
         return report
     try:
         return report.tried(_gradient_in_half(report, loss_of, has_aux, floats, batch), jax.device_get(gradients))
     except (TypeError, ValueError) as refusal:
         why = f"the gradient in float16 was not tried: {str(refusal).partition(chr(10))[0]}"
         return dataclasses.replace(report, notes=(*report.notes, why))
-
-
-def _gradient_in_half(
-    report: Report, loss_fn: Function, has_aux: bool, floats: dict[str, Any], batch: Sequence[PyTree]
-) -> GradientAt:
-    """Returns (loss scale) -> (loss, gradients) in float16, but for the layers to keep; compiled at the first call."""
-
-    def loss(floats: dict[str, Any], *batch: PyTree) -> Any:
-        value = loss_fn(floats, *batch)
-        return value[0] if has_aux else value
-
-    half = amp.autocast(loss, report.dtype, keep_float32=report.keep_float32_pattern)
-
-    def run(scale: Array, floats: dict[str, Any], *batch: PyTree) -> tuple[jax.Array, dict[str, Any]]:
-        def scaled(floats: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
-            value = half(floats, *batch).astype(jnp.float32)
-            return value * scale, value
-
-        (_, value), grads = jax.value_and_grad(scaled, has_aux=True)(floats)
-        return value, {name: array.astype(jnp.float32) / scale for name, array in grads.items()}
-
-    @functools.cache
-    def compiled() -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", amp.PrecisionWarning)
-            lowered = jax.jit(run, compiler_options=jax_compat.options_for_one_run()).lower(
-                np.float32(1), floats, *batch
-            )
-        return lowered.compile()
-
-    return lambda scale: compiled()(np.float32(scale), floats, *batch)
 
 
 @jax.tree_util.register_dataclass
@@ -178,6 +122,86 @@ class TensorCounts:
             rows += [dataclasses.replace(row, kind="weight gradient", parts=(Exponents(gradient),)), row]
         place = {module: index for index, module in enumerate(modules)}
         return tuple(sorted(rows, key=lambda row: place.get(row.module, len(place))))  # rows without a module last
+
+
+def _of_floats(loss_fn: Function, arrays: dict[str, Any], structure: Any) -> Function:
+    """Returns `loss_fn`, with its modules tapped, as a function of the real arrays of `_arrays_by_name`."""
+
+    def loss_of(floats: dict[str, Any], *batch: PyTree) -> Any:
+        are_complex = {name: jnp.iscomplexobj(arrays[name]) for name in floats}
+        given = {name: jax.lax.complex(*x) if are_complex[name] else x for name, x in floats.items()}
+        tapped = tap_modules(loss_fn) if "flax.linen" in sys.modules else loss_fn
+        return tapped(jax.tree.unflatten(structure, list((arrays | given).values())), *batch)
+
+    return loss_of
+
+
+def _selected(select: str, names: Sequence[str]) -> set[str]:
+    """Returns the names that the regular expression `select` finds; raises ValueError if it finds none."""
+    try:
+        found = set(filter(re.compile(select).search, names))
+    except re.error as error:
+        raise ValueError(f"select={select!r} is not a regular expression: {error}") from None
+    if not found:
+        raise ValueError(f"select={select!r} matches no name; there are {listed(names, 3)}")
+    return found
+
+
+def _count(
+    loss_fn: Function,
+    has_aux: bool,
+    floats: dict[str, Any],
+    batch: Sequence[PyTree],
+    taps: list[str],
+    wanted: list[str],
+) -> tuple[TensorCounts, dict[str, Any], float]:
+    """Returns the counts of the taps and of the parameters in `wanted`, all gradients, and the loss."""
+
+    def counted(floats: dict[str, Any], *batch: PyTree) -> tuple[TensorCounts, dict[str, Any], jax.Array]:
+        grad_fn = tapped_value_and_grad(loss_fn, has_aux=has_aux, select=taps)
+        value, gradients, statistics = grad_fn(floats, *batch)
+        counts = [{name: exponents(x[name]) for name in wanted} for x in (gradients, floats)]
+        return TensorCounts(statistics, *counts), gradients, value[0] if has_aux else value
+
+    try:
+        seen, gradients, loss = jax.jit(counted, compiler_options=jax_compat.options_for_one_run())(floats, *batch)
+    except jax.errors.UnexpectedTracerError:
+        raise ValueError(
+            "a tap is inside a function with a custom derivative (jax.custom_vjp or custom_jvp), or in a transform "
+            "that stores its values; tap the arguments and results of that function instead"
+        ) from None
+    return seen, gradients, float(loss)
+
+
+def _gradient_in_half(
+    report: Report, loss_fn: Function, has_aux: bool, floats: dict[str, Any], batch: Sequence[PyTree]
+) -> GradientAt:
+    """Returns (loss scale) -> (loss, gradients) in float16, but for the layers to keep; compiled at the first call."""
+
+    def loss(floats: dict[str, Any], *batch: PyTree) -> Any:
+        value = loss_fn(floats, *batch)
+        return value[0] if has_aux else value
+
+    half = amp.autocast(loss, report.dtype, keep_float32=report.keep_float32_pattern)
+
+    def run(scale: Array, floats: dict[str, Any], *batch: PyTree) -> tuple[jax.Array, dict[str, Any]]:
+        def scaled(floats: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+            value = half(floats, *batch).astype(jnp.float32)
+            return value * scale, value
+
+        (_, value), grads = jax.value_and_grad(scaled, has_aux=True)(floats)
+        return value, {name: array.astype(jnp.float32) / scale for name, array in grads.items()}
+
+    @functools.cache
+    def compiled() -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", amp.PrecisionWarning)
+            lowered = jax.jit(run, compiler_options=jax_compat.options_for_one_run()).lower(
+                np.float32(1), floats, *batch
+            )
+        return lowered.compile()
+
+    return lambda scale: compiled()(np.float32(scale), floats, *batch)
 
 
 def _arrays_by_name(params: Params) -> tuple[dict[str, Any], dict[str, Any]]:

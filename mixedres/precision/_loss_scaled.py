@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -61,13 +62,7 @@ def loss_scaled(
         is not from its `init`, a `value` that is no float scalar, a `grad` unlike the gradients, and functions as
         above.
     """
-    if not (hasattr(tx, "init") and hasattr(tx, "update")):
-        raise TypeError(f"the first argument must be an optax transformation, got {tx!r}")
-    if not isinstance(loss_scale, LossScale):
-        raise TypeError(
-            f"loss_scale must be a loss scale of mixedres.precision, got {loss_scale!r}; make one with "
-            "precision.make_loss_scale('dynamic') or precision.get('fp16').make_loss_scale()"
-        )
+    _check(tx, loss_scale)
     inner = optax.with_extra_args_support(tx)
 
     def init(params: Params) -> LossScaledState:
@@ -76,37 +71,53 @@ def loss_scaled(
         if states_in(inner_state):
             raise TypeError("the optimizer is loss-scaled already; give loss_scaled the optimizer inside, such as adam")
         # A copy: a step that donates its state would otherwise delete the caller's loss scale.
-        return LossScaledState(
-            inner_state=inner_state,
-            loss_scale=jax.tree.map(jnp.copy, loss_scale),
-            grads_finite=jnp.asarray(True),
+        return LossScaledState(inner_state, jax.tree.map(jnp.copy, loss_scale), grads_finite=jnp.asarray(True))
+
+    return optax.GradientTransformationExtraArgs(init, partial(_update, inner, check_updates))
+
+
+def _check(tx: Any, loss_scale: Any) -> None:
+    """Raises TypeError for arguments of `loss_scaled` that are none."""
+    if not (hasattr(tx, "init") and hasattr(tx, "update")):
+        raise TypeError(f"the first argument must be an optax transformation, got {tx!r}")
+    if not isinstance(loss_scale, LossScale):
+        raise TypeError(
+            f"loss_scale must be a loss scale of mixedres.precision, got {loss_scale!r}; make one with "
+            "precision.make_loss_scale('dynamic') or precision.get('fp16').make_loss_scale()"
         )
 
-    def update(
-        grads: ScaledGradients, state: LossScaledState, params: Params = None, *, checked: Any = None, **extra: Any
-    ) -> tuple[Any, LossScaledState]:
-        if not isinstance(state, LossScaledState):
-            raise TypeError(
-                f"state must be the result of this optimizer's init, a LossScaledState; got {type(state).__name__}"
-            )
-        grads = _with_scale(grads, state.loss_scale, "update takes gradients")
-        extra = _unscaled_arguments(grads, state.loss_scale, extra)
-        scale = grads.unchecked_scale  # checked below; dividing by `grads.scale` would take one more kernel
-        updates, inner_state = inner.update(divide(grads.tree, scale), state.inner_state, params, **extra)
-        checked = divide(_join_vectors(grads.tree if checked is None else checked), scale)
-        # Updates also tell of gradients that the optimizer computed itself.
-        tested = _join_vectors(updates) if check_updates or "grad_fn" in extra else []
-        finite = _all_finite((checked, tested, grads.scale, extra.get("value")))
-        updates = jax.tree.map(lambda u: _update_or_zero(finite, u), updates)
-        # The cast preserves the dtypes of the state for optimizers that mix them.
-        inner_state = jax.tree.map(
-            lambda new, old: jnp.where(finite, jnp.asarray(new, jnp.result_type(old)), old),
-            inner_state,
-            state.inner_state,
-        )
-        return updates, LossScaledState(inner_state, state.loss_scale.adjust(finite), finite)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+def _update(
+    inner: optax.GradientTransformationExtraArgs,
+    check_updates: bool,
+    grads: ScaledGradients,
+    state: LossScaledState,
+    params: Params = None,
+    *,
+    checked: Any = None,
+    **extra: Any,
+) -> tuple[Any, LossScaledState]:
+    """Updates as `loss_scaled` says."""
+    if not isinstance(state, LossScaledState):
+        raise TypeError(
+            f"state must be the result of this optimizer's init, a LossScaledState; got {type(state).__name__}"
+        )
+    grads = _with_scale(grads, state.loss_scale, "update takes gradients")
+    extra = _unscaled_arguments(grads, state.loss_scale, extra)
+    scale = grads.unchecked_scale  # checked below; dividing by `grads.scale` would take one more kernel
+    updates, inner_state = inner.update(divide(grads.tree, scale), state.inner_state, params, **extra)
+    checked = divide(_join_vectors(grads.tree if checked is None else checked), scale)
+    # Updates also tell of gradients that the optimizer computed itself.
+    tested = _join_vectors(updates) if check_updates or "grad_fn" in extra else []
+    finite = _all_finite((checked, tested, grads.scale, extra.get("value")))
+    updates = jax.tree.map(lambda u: _update_or_zero(finite, u), updates)
+    # The cast preserves the dtypes of the state for optimizers that mix them.
+    inner_state = jax.tree.map(
+        lambda new, old: jnp.where(finite, jnp.asarray(new, jnp.result_type(old)), old),
+        inner_state,
+        state.inner_state,
+    )
+    return updates, LossScaledState(inner_state, state.loss_scale.adjust(finite), finite)
 
 
 def _with_scale(grads: PyTree, loss_scale: LossScale, what: str) -> ScaledGradients:

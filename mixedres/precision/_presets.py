@@ -151,12 +151,9 @@ def get(
     """
     if name not in PRESETS:
         raise ValueError(unknown_preset(name))
-    given: dict[str, Any] = {
-        "loss_scale": loss_scale,
-        "implementation": implementation,
-        "matmul_precision": matmul_precision,
-    }
-    preset = PRESETS[name]._replace(**{part: value for part, value in given.items() if value is not None})
+    parts = {"loss_scale": loss_scale, "implementation": implementation, "matmul_precision": matmul_precision}
+    given: dict[str, Any] = {part: value for part, value in parts.items() if value is not None}
+    preset = PRESETS[name]._replace(**given)
     network = parse_policy(_policy_text(preset.compute_dtype) if policy is None else policy)
     norms = _default_norm_policy(network) if norm_policy is None else parse_policy(norm_policy)
     # Raises for an invalid loss scale. Only traced: devices must not start before the processes of a run are connected.

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -137,14 +137,13 @@ def sum_over_images(
     batches = experiment.source.eval_batches(experiment.batch_size, shard=experiment.shard)
     batches = data.check_scale(batches, experiment.source, experiment.config.data.name)
     labels = np.zeros(experiment.source.num_classes, np.int64)  # how many images have each label
-    data_set, stated = f"data set {experiment.config.data.name}", experiment.source.eval_examples
-    correct = "correct eval_examples, eval_batches or its mask"
+    stated = experiment.source.eval_examples
 
     def put(batch: data.Batch) -> Batch:
         placed = experiment.shard_batch(batch, has_mask=True)
         np.add.at(labels, batch["label"][batch["mask"]], 1)
         if labels.sum() > stated:  # now, because the batches may have no end
-            raise DataError(f"{data_set}: more test images came than the {stated} of eval_examples; {correct}")
+            raise _miscounted(experiment, f"more test images came than the {stated} of eval_examples")
         return placed
 
     with data.Prefetch(batches, put, give_up=should_stop) as ready, contextlib.suppress(data.GaveUp):
@@ -155,11 +154,7 @@ def sum_over_images(
             if should_stop():
                 break
             group.progress(reached)
-            first: Metrics | None = None
-            for name, step in eval_steps.items():
-                baseline = None if first is None else first["predicted"]
-                sums[name], results = step(state.eval_variables, batch, baseline, sums[name])
-                first = results if first is None else first
+            first = _add_batch(eval_steps, state, batch, sums)
             in_flight.push(index, sums, {})
             count(min(experiment.batch_size, stated - index * experiment.batch_size))
             if collector is not None:
@@ -169,15 +164,39 @@ def sum_over_images(
         return {}
     if collector is not None:
         _collect(collector, waiting)
-    on_host = jax.device_get(sums)
+    return _checked(experiment, dict.fromkeys(eval_steps) | jax.device_get(sums), labels, group)
+
+
+def _checked(
+    experiment: Experiment, sums: dict[str, Any], labels: np.ndarray, group: SingleProcess
+) -> dict[str, Metrics]:
+    """Returns the sums of an evaluation that is over; raises DataError if other images came than the source states."""
+    stated = experiment.source.eval_examples
     frequent = {"most_frequent": labels.max()} if group.count == 1 else {}
-    by_name = {name: on_host[name] | frequent for name in eval_steps}  # jax sorts the keys of a dict
+    by_name = {name: found | frequent for name, found in sums.items()}
     came = int(next(iter(by_name.values()))["examples"])
     if group.count == 1 and not experiment.source.unreadable and came != stated:
-        raise DataError(f"{data_set}: {came} test images came, and eval_examples states {stated}; {correct}")
+        raise _miscounted(experiment, f"{came} test images came, and eval_examples states {stated}")
     if not all(int(found["examples"]) for found in by_name.values()):
         raise DataError(f"none of the {stated} test images can be read")
     return by_name
+
+
+def _add_batch(
+    eval_steps: Mapping[str, CompiledStep], state: TrainState, batch: Batch, sums: dict[str, Metrics]
+) -> Metrics | None:
+    """Adds a batch to the sums of every step, and returns the results of the first step."""
+    first: Metrics | None = None
+    for name, step in eval_steps.items():
+        baseline = None if first is None else first["predicted"]
+        sums[name], results = step(state.eval_variables, batch, baseline, sums[name])
+        first = results if first is None else first
+    return first
+
+
+def _miscounted(experiment: Experiment, what: str) -> DataError:
+    name = experiment.config.data.name
+    return DataError(f"data set {name}: {what}; correct eval_examples, eval_batches or its mask")
 
 
 @contextlib.contextmanager

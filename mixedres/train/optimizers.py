@@ -69,14 +69,11 @@ def schedule(
     def rate(count: jax.Array) -> jax.Array:
         count = jnp.asarray(count, jnp.float32)
         progress = jnp.clip((count - warmup_steps) / decay_steps, 0.0, 1.0)
-        if name == "cosine":
-            shape = end_factor + (1 - end_factor) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
-        elif name == "polynomial":
-            shape = end_factor + (1 - end_factor) * (1 - progress) ** power
-        elif name in registry.SCHEDULES:
-            shape = registry.SCHEDULES[name](progress)
-        else:
-            shape = steps(count)
+        shapes = registry.SCHEDULES | {
+            "cosine": lambda progress: end_factor + (1 - end_factor) * 0.5 * (1 + jnp.cos(jnp.pi * progress)),
+            "polynomial": lambda progress: end_factor + (1 - end_factor) * (1 - progress) ** power,
+        }
+        shape = shapes[name](progress) if name in shapes else steps(count)
         warmup = jnp.minimum(count / warmup_steps, 1.0) if warmup_steps else 1.0
         return jnp.asarray(peak * warmup * shape, jnp.float32)
 

@@ -79,52 +79,65 @@ def fit(
         raise ValueError("the plan has no directory; give train.plan the workdir")
     if plan.finished is not None and group.count == 1:
         return plan.say_finished()
-    experiment = plan.experiment
     with open_run(plan, directory, group) as (finished, claim), contextlib.ExitStack() as stack:
         if finished is not None:
             return dataclasses.replace(plan, finished=finished).say_finished()
-        start.print_header(experiment, directory)
-        stop_signal = StopSignal()
-        if group.count > 1:  # several processes stop together; a single one has nothing to save before its first step
-            stack.enter_context(stop_signal)
-        console.say("compiling ...")
-        programs = stack.enter_context(CompilationCounter())
-        saved = checkpoints.Checkpoints(directory / workdir.CHECKPOINTS, plan.config.keep_checkpoints)
-        begun = start.find_start(experiment, saved, plan.initial, set_aside=True)
-        saved.remove_partial()
-        if group.is_primary:
-            checkpoints.RunDirectory(directory).begin(experiment.resolved, experiment.data)
-        trackers = stack.enter_context(Trackers.of(directory, experiment.resolved, writes=group.is_primary))
-        host, first_step, started = begun.host or checkpoints.HostState(), int(begun.state.step), time.perf_counter()
-        compiled = _compile(experiment, begun.state)
-        _say_compiled(programs, seconds := time.perf_counter() - started, first_step)
-        log = _open_log(experiment, directory, group, trackers, begun.state, host)
-        loop = Loop(
-            experiment=experiment,
-            directory=directory,
-            group=group,
-            claim=claim,
-            saved=saved,
-            log=log,
-            profiler=profiler.Profiler(plan.traced_steps, directory, log, group),
-            stop_signal=stop_signal,
-            state=begun.state,
-            host=host,
-            collects=on_results is not None and group.count == 1,
-            on_evaluation=on_evaluation,
-            **compiled,
-        )
-        if group.count == 1:
-            stack.enter_context(stop_signal)
-        with _closing(log, saved), _batches(loop, first_step) as batches:
-            batches.fill()  # the start of the pipeline does not count in the rate
-            coordination.barrier("compiled, and a batch ready")
-            with group.loop():
-                result = loop.run(batches)
-        _check_outcome(loop.state, result)
-        document = _summary(loop, first_step, result, seconds, programs)
-        if group.is_primary:
-            _finish(loop, document, time.perf_counter() - started, on_results)
+        return _train(plan, directory, group, claim, stack, on_results, on_evaluation)
+
+
+def _train(
+    plan: Plan,
+    directory: pathlib.Path,
+    group: SingleProcess,
+    claim: checkpoints.Claim | None,
+    stack: contextlib.ExitStack,
+    on_results: evaluation.OnResults | None,
+    on_evaluation: evaluation.OnEvaluation | None,
+) -> Record:
+    """Trains in a claimed directory and returns the summary; what the run opens is closed with `stack`."""
+    experiment = plan.experiment
+    start.print_header(experiment, directory)
+    stop_signal = StopSignal()
+    if group.count > 1:  # several processes stop together; a single one has nothing to save before its first step
+        stack.enter_context(stop_signal)
+    console.say("compiling ...")
+    programs = stack.enter_context(CompilationCounter())
+    saved = checkpoints.Checkpoints(directory / workdir.CHECKPOINTS, plan.config.keep_checkpoints)
+    begun = start.find_start(experiment, saved, plan.initial, set_aside=True)
+    saved.remove_partial()
+    if group.is_primary:
+        checkpoints.RunDirectory(directory).begin(experiment.resolved, experiment.data)
+    trackers = stack.enter_context(Trackers.of(directory, experiment.resolved, writes=group.is_primary))
+    host, first_step, started = begun.host or checkpoints.HostState(), int(begun.state.step), time.perf_counter()
+    compiled = _compile(experiment, begun.state)
+    _say_compiled(programs, seconds := time.perf_counter() - started, first_step)
+    log = _open_log(experiment, directory, group, trackers, begun.state, host)
+    loop = Loop(
+        experiment=experiment,
+        directory=directory,
+        group=group,
+        claim=claim,
+        saved=saved,
+        log=log,
+        profiler=profiler.Profiler(plan.traced_steps, directory, log, group),
+        stop_signal=stop_signal,
+        state=begun.state,
+        host=host,
+        collects=on_results is not None and group.count == 1,
+        on_evaluation=on_evaluation,
+        **compiled,
+    )
+    if group.count == 1:
+        stack.enter_context(stop_signal)
+    with _closing(log, saved), _batches(loop, first_step) as batches:
+        batches.fill()  # the start of the pipeline does not count in the rate
+        coordination.barrier("compiled, and a batch ready")
+        with group.loop():
+            result = loop.run(batches)
+    _check_outcome(loop.state, result)
+    document = _summary(loop, first_step, result, seconds, programs)
+    if group.is_primary:
+        _finish(loop, document, time.perf_counter() - started, on_results)
     return document
 
 

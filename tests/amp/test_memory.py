@@ -188,3 +188,16 @@ def test_half_readers_share_one_residual_and_sum_gradients_in_float32():
     np.testing.assert_array_equal(jax.jit(jax.grad(autocast(total)))(x, weights), np.full((2, 2), 31.0 * readers))
     kept = jax.make_jaxpr(lambda *args: jax.vjp(autocast(total), *args)[1])(x, weights[:4]).jaxpr.outvars
     assert len({var for var in kept if var.aval.str_short() == "float16[2,2]"}) == 1
+
+
+def test_overlapping_windows_save_their_operand_in_half():
+    """The sum of its cotangents is float32, as that of the stem of a ResNet, which float32 operations read too."""
+
+    def loss(params):
+        y = jnp.tanh(X @ params[0])
+        pooled = jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (3, 1), (2, 1), "SAME")
+        return jnp.square(jnp.tanh(pooled @ params[1]) @ params[0] + pooled).sum()
+
+    _, pullback = jax.eval_shape(lambda params: jax.vjp(autocast(loss, HALF), params), PARAMS)
+    kept = [leaf.dtype for leaf in jax.tree.leaves(pullback) if leaf.shape == (ROWS, WIDE)]
+    assert kept and set(kept) == {np.dtype(HALF)}

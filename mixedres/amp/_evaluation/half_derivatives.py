@@ -75,6 +75,11 @@ def gathered(eqn: Equation, operand: Array, half: np.dtype) -> Any:
     return function(operand)
 
 
+def window_extremes(eqn: Equation, operand: Array) -> Any:
+    """Evaluates the extremes of windows of a half operand in float32; the operand is saved in half."""
+    return jax.checkpoint(lambda x: jax_compat.bind(eqn, cast(x, jnp.float32))[0], prevent_cse=False)(operand)
+
+
 def _float32_sums(eqn: Equation, operands: Sequence[Array]) -> Any:
     """Evaluates a product of half operands with a float32 result.
 

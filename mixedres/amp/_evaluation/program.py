@@ -19,9 +19,11 @@ from mixedres.amp._cotangents import meets_float32, sums_in_float32
 from mixedres.amp._evaluation import custom_derivatives
 from mixedres.amp._evaluation.control_flow import evaluate_call
 from mixedres.amp._evaluation.equation import Kind, call, has_rule, kind_of, kinds
+from mixedres.amp._evaluation.half_derivatives import window_extremes
 from mixedres.amp._evaluation.values import Cell, as_computed, as_float32, as_given, cast, cells, is_f32
 from mixedres.amp._evaluation.widening import evaluate_widened
 from mixedres.amp._graph import Graph, Node, Path, Value
+from mixedres.amp._rules import WINDOW_EXTREMES
 
 
 def run(graph: Graph, rewrite: Function, args: Sequence[Array]) -> list[Any]:
@@ -76,6 +78,8 @@ class Evaluator:
         if node is not None and node.program is not None:
             rewrite = functools.partial(self.rewrite, scope=node.scope)
             results = custom_derivatives.call_rewritten(eqn, list(map(as_given, args)), rewrite)
+        elif node is not None and node.primitive in WINDOW_EXTREMES and not node.half and _is_half(args[0], self.dtype):
+            results = [window_extremes(eqn, args[0].half(self.dtype))]
         elif node is not None and node.widened:
             results = evaluate_widened(eqn, list(map(as_float32, args)))
         elif node is not None and node.primitive == "convert_element_type":
@@ -89,7 +93,8 @@ class Evaluator:
                 result, *copy = self.leaf(node, [*arrays, *rounded])
                 return [Cell(result, exact=copy[0] if copy else None)]
             results = jax_compat.bind(eqn, *arrays) if node is None else self.leaf(node, arrays)
-        return _marked(cells(eqn.outvars, results), self.graph.results[path] if node is None else node.outs)
+        of = self.graph.results[path] if node is None else node.outs
+        return _marked(cells(eqn.outvars, results), of, passed=node is None)
 
     def leaf(self, node: Node, arrays: Sequence[Array]) -> list[Any]:
         """Evaluates a node without a body."""
@@ -134,6 +139,11 @@ def _marked(values: Sequence[Any], of: Sequence[Value], *, passed: bool = False)
         return array
 
     return list(map(marked, values, of)) if of else list(values)
+
+
+def _is_half(arg: Any, dtype: np.dtype) -> bool:
+    """Returns whether a float32 value of the program was computed in `dtype`."""
+    return isinstance(arg, Cell) and arg.dtype == FLOAT32 and arg.array.dtype == dtype
 
 
 def _given(arg: Array, dtype: np.dtype) -> Any:

@@ -27,6 +27,7 @@ from mixedres.numerics._compare.recorder import PairRecorder
 from mixedres.numerics._compare.report import ErrorReport, Mend
 from mixedres.numerics._compare.results import Outcome
 from mixedres.numerics._recording.arguments import Traced, is_array
+from mixedres.numerics._recording.frames import Statistics, Tensor
 from mixedres.numerics._rows import MOST_ERROR, format_power
 from mixedres.numerics._scales import largest_finite
 
@@ -138,16 +139,35 @@ def compare(
         arguments without values (`jax.ShapeDtypeStruct`); for of='grad' also for a `fn` that returns no float scalar,
         and a first argument without floating-point arrays.
     """
-    options = {"dtype": dtype, "lists": lists, "level": level, "keep_float32": keep_float32}
-    half = _Half(fn, None if dtype is None else options, of, scale)
+    options = None if dtype is None else dict(dtype=dtype, lists=lists, level=level, keep_float32=keep_float32)
+    half = _Half(fn, options, of, scale)
     _check(half, args, ignored=dtype is None and (lists is not None or level != "default" or bool(keep_float32)))
     program = _traced(half, args, names)
-    found = _half_dtype(program.jaxpr) if dtype is None else amp.half_dtype(dtype)
-    progress = _Progress(program.jaxpr)
-    recorder = PairRecorder(program.platform)
-    recorder.on_operation = progress.add
-    results, tensors, statistics = recorder.run(program.jaxpr, program.names, program.arrays)
     plain = program if dtype is None else _traced(dataclasses.replace(half, options=None), args, names)
+    found = _half_dtype(program.jaxpr) if dtype is None else amp.half_dtype(dtype)
+    progress, recorder = _Progress(program.jaxpr), PairRecorder(program.platform)
+    recorder.on_operation = progress.add
+    ran = recorder.run(program.jaxpr, program.names, program.arrays)
+    report, results = _judged(half, program, plain, found, tuple(recorder.unfollowed), ran)
+    if not report.is_off or dtype is None:
+        return report
+    counted = {i: results[i][1] for i, name in enumerate(program.results) if name in report.errors}
+    return dataclasses.replace(report, mends=_mends(report, half, args, counted, progress))
+
+
+def _judged(
+    half: _Half,
+    program: Traced,
+    plain: Traced,
+    dtype: np.dtype[Any],
+    unfollowed: tuple[str, ...],
+    ran: tuple[list[Any], list[Tensor | None], Statistics],
+) -> tuple[ErrorReport, list[Any]]:
+    """Returns the report of a program without mends, and its results beside those in float32.
+
+    `plain`: the program without autocast. `ran`: what `PairRecorder.run` returned.
+    """
+    results, tensors, statistics = ran
     constants = lost_constants(plain.jaxpr, plain.platform)
     if plain is not program and constants.is_rounded and not plain.jaxpr.effects:
         results = _beside_float32(plain, results)
@@ -155,30 +175,23 @@ def compare(
     named = list(zip(program.results, outcomes, strict=True))
     empty = [name for name, outcome in named if not outcome.is_compared]
     measured = [one for one in zip(program.results, tensors, strict=True) if one[0] not in empty]
-    analysis = Analysis(statistics, measured, found, [name for name, outcome in named if outcome.overflows])
+    analysis = Analysis(statistics, measured, dtype, [name for name, outcome in named if outcome.overflows])
     report = ErrorReport(
         function=half.__name__,
-        dtype=found,
+        dtype=dtype,
         analysis=analysis,
         errors=_errors(named, analysis.compared),
-        rewritten=dtype is not None,
+        rewritten=plain is not program,
         nonfinite=not all(outcome.is_finite for outcome in outcomes),
-        unfollowed=tuple(recorder.unfollowed),
+        unfollowed=unfollowed,
         zeros=constants.wrong,
         doubtful=constants.doubtful,
         uncompared=tuple(empty),
         changed={name: outcome.changed for name, outcome in named if outcome.changed},
         is_half=bool(_half_dtypes(plain.jaxpr)),
-        of=of,
+        of=half.of,
     )
-    if not report.is_off or dtype is None:
-        return report
-    counted = {
-        i: exact
-        for i, (name, (_, exact)) in enumerate(zip(program.results, results, strict=True))
-        if name in report.errors
-    }
-    return dataclasses.replace(report, mends=_mends(report, half, args, counted, progress))
+    return report, results
 
 
 def _traced(half: _Half, args: Sequence[PyTree], names: Sequence[str]) -> Traced:

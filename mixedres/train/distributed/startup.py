@@ -58,6 +58,16 @@ def join(
         check_port(bound)
     # JAX's preemption service would take SIGTERM away from Python; see `ProcessGroup.stop_agreed`.
     jax.config.update("jax_enable_preemption_service", False)
+    _initialize(given, bound, timeout)
+    # `jax.process_index` would start the devices, which waits for all processes before the monitor watches them.
+    address = str(global_state.coordinator_address)
+    group = ProcessGroup(global_state.process_id, global_state.num_processes, address, timeout)
+    on_abort(group.blame)
+    return group
+
+
+def _initialize(given: tuple[str | None, int | None, int | None], bound: str | None, timeout: float) -> None:
+    """Connects the processes, `given` being coordinator, count and index; an abort of C++ becomes one line."""
     output = os.dup(2)
     with tempfile.TemporaryFile() as captured:  # receives what Python and C++ write to the standard error output
 
@@ -72,7 +82,7 @@ def join(
             jax.distributed.initialize(
                 *given,
                 coordinator_bind_address=bound,
-                cluster_detection_method="deactivate" if coordinator else None,
+                cluster_detection_method="deactivate" if given[0] else None,
                 initialization_timeout=max(1, int(timeout) - 5),  # JAX adds 5 s, measured with 0.10 and 0.12
                 heartbeat_timeout_seconds=int(2 * timeout) + 60,  # the monitor reports a loss before JAX aborts
                 shutdown_timeout_seconds=int(timeout) + 1,
@@ -86,11 +96,6 @@ def join(
             os.dup2(output, 2)
             os.write(output, os.pread(captured.fileno(), 1 << 20, 0))
             os.close(output)
-    # `jax.process_index` would start the devices, which waits for all processes before the monitor watches them.
-    address = str(global_state.coordinator_address)
-    group = ProcessGroup(global_state.process_id, global_state.num_processes, address, timeout)
-    on_abort(group.blame)
-    return group
 
 
 def is_here(address: str) -> bool:
