@@ -42,10 +42,10 @@ COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
 # Most lines of each unit, of JavaScript, of tests and of experiments. A number falls with every change that makes room,
 # and rises only by a commit that says what was worth it.
 LINES = {
-    "_internal": 2717,
+    "_internal": 2724,
     "amp": 3633,
     "checkpoints": 2490,
-    "config": 893,
+    "config": 892,
     "data": 4821,
     "doctor": 372,
     "export": 655,

@@ -22,7 +22,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal  # type: ignore[attr-def
 from jax.interpreters import ad, partial_eval
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from mixedres._internal.types import Aval, Equation
+from mixedres._internal.types import Array, Aval, Equation
 
 # Primitives that do nothing but call their one body, in all versions.
 SIMPLE_CALLS = frozenset(
@@ -356,20 +356,20 @@ def _jaxprs(values: tuple[Any, ...]) -> Iterator[Any]:
             yield from _jaxprs(tuple(value))
 
 
-def varying_axes(x: jax.Array) -> frozenset[str]:
+def varying_axes(x: Array) -> frozenset[str]:
     """Returns the mesh axes of a surrounding shard_map over which `x` differs."""
     aval = jax.typeof(x)
     kind = getattr(aval, "manual_axis_type", None)
     return frozenset(kind.varying if kind is not None else getattr(aval, "vma", ()))
 
 
-def vary_over(names: Iterable[str], x: jax.Array) -> jax.Array:
+def vary_over(names: Iterable[str], x: Array) -> Any:
     """Returns `x` as an array that varies along these mesh axes too; its gradient is summed over the added axes."""
     missing = tuple(frozenset(names) - varying_axes(x))
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
-def vary_alike(*arrays: jax.Array) -> list[jax.Array]:
+def vary_alike(*arrays: Array) -> list[Any]:
     """Returns the arrays as arrays that all vary along the axes along which any of them varies."""
     names = frozenset().union(*map(varying_axes, arrays))
     return [vary_over(names, x) for x in arrays]

@@ -1,7 +1,16 @@
-"""Names for types that are `Any` or a plain dictionary to a checker."""
+"""Names for types, most of which are `Any` or a plain dictionary to a checker."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import jax
+    import numpy as np
+
+    # One array: a `jax.Array`, a tracer or a numpy array. The module is imported where JAX is not.
+    Array: TypeAlias = jax.Array | np.ndarray
+else:
+    Array = Any
 
 # Arrays in nested containers: dictionaries, tuples, and dataclasses that are registered with JAX.
 PyTree: TypeAlias = Any
@@ -25,8 +34,6 @@ MaskFn: TypeAlias = Callable[[PyTree], PyTree]
 # A jitted step, and a step that was compiled ahead.
 JittedStep: TypeAlias = Any
 CompiledStep: TypeAlias = Callable[..., Any]
-# One array: a `jax.Array`, a tracer, a numpy array or a number.
-Array: TypeAlias = Any
 # Programs of `jax.make_jaxpr`, closed or open, and their parts; JAX has no public types that say more.
 Jaxpr: TypeAlias = Any
 Equation: TypeAlias = Any

@@ -13,9 +13,9 @@ import numpy as np
 
 from mixedres._internal import jax_compat
 from mixedres._internal.pages import table
-from mixedres._internal.types import Array, DType, Function, Jaxpr, PyTree
-from mixedres.amp._flax_modules import Call
-from mixedres.amp._graph import Graph, Node
+from mixedres._internal.types import DType, Function, Jaxpr, PyTree
+from mixedres.amp._flax_modules import Arguments
+from mixedres.amp._graph import Graph, Node, Value
 from mixedres.amp._loops import unsteady_loops
 from mixedres.amp._rules import DEVICE_COPIES, GATHERS, SPARSE_PRODUCTS
 from mixedres.amp._transform import ListsLike, Program, checked, traced
@@ -176,7 +176,7 @@ def explain(
     settings = checked(fn, dtype, lists, level, keep_float32, allreduce_dtype)
 
     def explained(*args: PyTree, **kwargs: Any) -> Report:
-        program = traced(fn, settings, Call(args, kwargs))
+        program = traced(fn, settings, Arguments(args, kwargs))
         jaxpr = jax.make_jaxpr(lambda *arrays: program.run(settings, arrays))(*program.arrays)
         down, up = casts(jaxpr, settings.dtype)
         name = getattr(fn, "__name__", type(fn).__name__)
@@ -219,7 +219,7 @@ def _decisions(graph: Graph) -> Iterator[Decision]:
         yield Decision(node.primitive, node.category, dtype, reason, node.scope.path, source, ins, outs, platform)
 
 
-def _dtype(value: Array, dtype: np.dtype, half: bool, widened: bool) -> Any:
+def _dtype(value: Value, dtype: np.dtype, half: bool, widened: bool) -> Any:
     if widened and value.is_half:
         return np.dtype("float32")
     return dtype if half and value.is_f32 else getattr(value.aval, "dtype", None)

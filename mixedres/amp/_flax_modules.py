@@ -16,7 +16,7 @@ import jax
 from mixedres._internal.types import Array, PyTree
 
 
-class Call:
+class Arguments:
     """Arguments of a call as leaves; an nnx module is replaced by its state, as in `nnx.jit`.
 
     Attributes:
@@ -36,7 +36,7 @@ class Call:
         self.leaves, self._structure = jax.tree.flatten((others, state))
         self._changed: list[tuple[Any, Any]] = []
 
-    def _is_module(self, value: Array) -> bool:
+    def _is_module(self, value: object) -> bool:
         return self._nnx is not None and isinstance(value, self._nnx.Pytree | self._nnx.Variable)
 
     def apply(self, fn: Any, leaves: Sequence[Any]) -> tuple[Any, list[Any]]:

@@ -16,7 +16,7 @@ from mixedres._internal.names import PRESETS
 from mixedres._internal.types import Array, DType, Function, PyTree
 from mixedres.amp._builder import Settings, build
 from mixedres.amp._evaluation.program import run
-from mixedres.amp._flax_modules import Call, guarded
+from mixedres.amp._flax_modules import Arguments, guarded
 from mixedres.amp._graph import Graph, Scope
 from mixedres.amp._keep import Keep, check_match
 from mixedres.amp._loops import unsteady_loops
@@ -155,7 +155,7 @@ def rewrite(
 
     @functools.wraps(fn, updated=())
     def rewritten(*args: PyTree, **kwargs: Any) -> Any:
-        call = Call(args, kwargs)
+        call = Arguments(args, kwargs)
         program = traced(fn, settings, call, scope, platform)
         if not any(graph.has_half(()) for graph in (program.graph, *program.others.values())):
             _warn_of_products(program.graph)
@@ -170,7 +170,7 @@ def rewrite(
 def traced(
     fn: Function,
     settings: Settings,
-    call: Call,
+    call: Arguments,
     scope: Scope | None = None,
     platform: str | None = None,
 ) -> Program:

@@ -26,7 +26,6 @@ from mixedres._internal.names import (
     Range,
     one_of,
 )
-from mixedres._internal.types import Array
 from mixedres.data import Options
 from mixedres.models import OPTIONS
 
@@ -79,7 +78,7 @@ class Key:
         return self.path in _PORTABLE or (self.resume != FREE and self.path not in _FILES)
 
 
-def duration_in_steps(value: Array, steps_per_epoch: float, *, round_down: bool = False) -> int:
+def duration_in_steps(value: object, steps_per_epoch: float, *, round_down: bool = False) -> int:
     """Returns the steps of a duration: a number or '5 epochs' counts epochs, '500 steps' counts steps.
 
     The result is rounded to the nearest whole step, halves up, or down if `round_down`. It is at least 1 unless the
@@ -97,7 +96,7 @@ def duration_in_steps(value: Array, steps_per_epoch: float, *, round_down: bool 
     return max(1, math.floor(steps if round_down else steps + 0.5)) if steps else 0
 
 
-def _is_duration(x: Array) -> bool:
+def _is_duration(x: Any) -> bool:
     try:
         duration_in_steps(x, steps_per_epoch=1)
     except ValueError:
@@ -128,7 +127,7 @@ def _is_window(x: str) -> bool:
 def each(inner: Range) -> Range:
     """Returns the range of a tuple whose members are all in `inner`."""
 
-    def allows(x: Array) -> bool:
+    def allows(x: Any) -> bool:
         try:
             return all(map(inner.allows, x))
         except TypeError:  # members of another type
@@ -145,7 +144,7 @@ def _is_pattern(x: str) -> bool:
     return True
 
 
-def _is_loss_scale(x: Array) -> bool:
+def _is_loss_scale(x: Any) -> bool:
     try:
         return x in ("none", "dynamic") or (not isinstance(x, bool) and 0 < float(x) < math.inf)
     except (TypeError, ValueError, OverflowError):

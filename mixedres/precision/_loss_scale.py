@@ -75,7 +75,7 @@ def _register(cls: type[LossScaleT]) -> type[LossScaleT]:
     """
     names = [field.name for field in dataclasses.fields(cls)]
 
-    def flatten(x: Array) -> tuple[list[tuple[Any, Any]], None]:
+    def flatten(x: LossScaleT) -> tuple[list[tuple[Any, Any]], None]:
         return [(jax.tree_util.GetAttrKey(name), getattr(x, name)) for name in names], None
 
     def unflatten(_: None, leaves: Any) -> LossScaleT:
@@ -316,7 +316,7 @@ def register_with_flax() -> None:
         serialization.register_serialization_state(cls, to_dict, from_dict, override=True)
 
 
-def _check_number(name: str, value: Array) -> None:
+def _check_number(name: str, value: Array | float) -> None:
     """Raises ValueError unless `value` is a finite positive float32 scalar; tracers are not checked."""
     if isinstance(value, jax.core.Tracer):
         return

@@ -95,7 +95,7 @@ def call(
     consts, state = operands[body.consts], tuple(operands[body.carry])
     if name == "scan":
 
-        def step(carry: Array, slices: Array) -> Any:
+        def step(carry: tuple[Array, ...], slices: tuple[Array, ...]) -> Any:
             results = run(*consts, *carry, *slices)
             return tuple(results[: len(state)]), tuple(results[len(state) :])
 

@@ -90,7 +90,7 @@ def _pullback(eqn: Equation, rewrite: Function) -> tuple[Callable[..., Any], Cal
     """
     asks, outs = eqn.params["symbolic_zeros"], [var.aval for var in eqn.outvars]
 
-    def fwd(*operands: Array) -> Any:
+    def fwd(*operands: Any) -> Any:
         varies = [v and (x.perturbed or not asks) for v, x in zip(variable(eqn), operands, strict=True)]
         forward, backward = differentiated(eqn, varies)
 
@@ -101,7 +101,7 @@ def _pullback(eqn: Equation, rewrite: Function) -> tuple[Callable[..., Any], Cal
         results, pullback = rewrite(forward)(*(x.value for x in operands))
         return results, Partial(gradients, pullback)
 
-    def bwd(gradients: Array, cotangents: Any) -> Any:
+    def bwd(gradients: Partial, cotangents: Any) -> Any:
         inexact = [c for c, aval in zip(cotangents, outs, strict=True) if is_inexact(aval)]
         return gradients([None if isinstance(c, SymbolicZero) else c for c in inexact])
 

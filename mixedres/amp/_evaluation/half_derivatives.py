@@ -24,7 +24,7 @@ def wide_product(eqn: Equation, operands: Sequence[Array]) -> Any:
     def function(*operands: Array) -> Any:
         return _float32_sums(eqn, operands)
 
-    def rule(primals: Array, tangents: Array) -> Any:
+    def rule(primals: Any, tangents: Any) -> Any:
         left, right, *rest = primals
 
         def product(left: Array, right: Array) -> Any:
@@ -48,7 +48,7 @@ def solved_product(eqn: Equation, operands: Sequence[Array], half: np.dtype) -> 
     def function(*operands: Array) -> Any:
         return _float32_sums(eqn, [cast(x, half) if x.dtype == jnp.float32 else x for x in operands])
 
-    def rule(primals: Array, tangents: Array) -> Any:
+    def rule(primals: Any, tangents: Any) -> Any:
         left, right = (cast(cast(x, half), jnp.float32) for x in primals[:2])
         result = function(*primals)
         linear = (
@@ -68,7 +68,7 @@ def gathered(eqn: Equation, operand: Array, half: np.dtype) -> Any:
     def function(operand: Array) -> Any:
         return jax_compat.bind(eqn, cast(operand, half))[0]
 
-    def rule(primals: Array, tangents: Array) -> Any:
+    def rule(primals: Any, tangents: Any) -> Any:
         return function(*primals), cast(jax_compat.bind(eqn, *tangents)[0], half)
 
     function.defjvp(rule)
@@ -114,7 +114,7 @@ def saving_half(eqn: Equation, half: np.dtype, operands: Sequence[Array], rounde
         (result,) = jax_compat.bind(eqn, *operands)
         return [result, cast(result, half)] if divides else [result]
 
-    def rule(primals: Array, tangents: Array) -> Any:
+    def rule(primals: Any, tangents: Any) -> Any:
         operands, rounded = primals
         results = function(operands, rounded)
         if divides:

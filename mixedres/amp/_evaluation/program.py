@@ -66,7 +66,7 @@ class Evaluator:
             lambda atom: Cell(np.asarray(atom.val, np.float32)) if is_f32(atom.aval) else atom.val,
         )
 
-    def equation(self, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
+    def equation(self, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
         """Evaluates the equation at `path`: a node as it is colored, a call by its bodies."""
         node = self.graph.by_path.get(path)
         branch = jax_compat.platform_branch(eqn, self.graph.platform)

@@ -83,7 +83,7 @@ def _norm_relu_forward(y: jax.Array, scale: jax.Array, bias: jax.Array, config: 
     return (_relu(here.applied(y_here), config), statistics), (y, vectors, scale, bias)
 
 
-def _norm_relu_backward(config: NormConfig, saved: Array, gradients: Array) -> Any:
+def _norm_relu_backward(config: NormConfig, saved: tuple[Any, ...], gradients: Array) -> Any:
     return _relu_backward(config, saved, gradients[0], _mask_by_product)
 
 
@@ -100,7 +100,7 @@ def _mask(z: jax.Array, g: jax.Array) -> jax.Array:
     return jnp.where(z > 0, g, 0)
 
 
-def _relu_backward(config: NormConfig, saved: Array, g: jax.Array, mask: Callable[..., jax.Array]) -> Any:
+def _relu_backward(config: NormConfig, saved: tuple[Any, ...], g: jax.Array, mask: Callable[..., jax.Array]) -> Any:
     """Returns gradients of (y, scale, bias) from the gradient of relu(norm(y)); the sums use `mask`."""
     y, vectors, scale, bias = saved
     y1, g1, v = _barrier((y, g, vectors))
@@ -146,7 +146,7 @@ def _norm_relu_pool_forward(y: jax.Array, scale: jax.Array, bias: jax.Array, con
     return (pooled, statistics), ((y, vectors, scale, bias), where)
 
 
-def _norm_relu_pool_backward(config: NormConfig, saved: Array, gradients: Array) -> Any:
+def _norm_relu_pool_backward(config: NormConfig, saved: tuple[Any, ...], gradients: Array) -> Any:
     of_relu, where = saved
     g = unpool(gradients[0], where, of_relu[0].shape, config.pool_padding)
     return _relu_backward(config, of_relu, g, _mask)
@@ -178,7 +178,7 @@ def _norm_add_relu_forward(y: jax.Array, x: jax.Array, scale: jax.Array, bias: j
     return (out, statistics), (y, out, vectors, scale, bias, jnp.zeros(0, x.dtype))
 
 
-def _norm_add_relu_backward(config: NormConfig, saved: Array, gradients: Array) -> Any:
+def _norm_add_relu_backward(config: NormConfig, saved: tuple[Any, ...], gradients: Array) -> Any:
     y, out, vectors, scale, bias, like_x = saved
     y1, out1, g1, v = _barrier((y, out, gradients[0], vectors))
     out1, g_out = (selectable(array, use_onednn=config.use_onednn) for array in (out1, g1))
@@ -220,7 +220,7 @@ def _norms_add_relu_forward(*args: PyTree) -> Any:
     return (out, statistics_y, statistics_z), ((y, of_y, scale_y, bias_y), (z, of_z, scale_z, bias_z))
 
 
-def _norms_add_relu_backward(config: NormConfig, saved: Array, gradients: Array) -> Any:
+def _norms_add_relu_backward(config: NormConfig, saved: tuple[Any, ...], gradients: Array) -> Any:
     (y, of_y, scale_y, bias_y), (z, of_z, scale_z, bias_z) = saved
     y1, z1, g1, vy, vz = _barrier((y, z, gradients[0], of_y, of_z))
     g_out = selectable(g1, use_onednn=config.use_onednn)

@@ -188,7 +188,7 @@ def _errors_on_host(pair: Pair) -> np.ndarray:
 
 
 def _is_regular(array: Array) -> Any:
-    return abs(array) < MASK
+    return np.abs(array) < MASK
 
 
 def _real(array: Array, xp: Any) -> Any:
