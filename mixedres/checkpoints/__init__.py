@@ -1,6 +1,6 @@
 """Weights on disk: the checkpoints of a run, and the files of torchvision, timm and transformers.
 
-What a run recorded is read without JAX; the modules that need JAX, Flax or Orbax are imported when they are first used.
+What a run recorded is read without JAX; the modules that need JAX or Flax are imported when they are first used.
 """
 
 from typing import TYPE_CHECKING

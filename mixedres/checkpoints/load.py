@@ -1,6 +1,7 @@
 """Trained weights from a run, a file, a folder that transformers saved, or a checkpoint of TensorFlow."""
 
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from mixedres._internal.files import split_checkpoint
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import layouts, workdir
 from mixedres.checkpoints.documents import read_record
+from mixedres.checkpoints.manager import Checkpoints
 from mixedres.checkpoints.weights import WeightsFile, checked, read_weights_file
 from mixedres.data import InputSpec
 
@@ -42,20 +44,14 @@ def read_weights(path: pathlib.Path) -> WeightsFile:
 
 
 def _read_run(directory: pathlib.Path, name: str | None) -> WeightsFile:
-    from mixedres.checkpoints.manager import Checkpoints  # Orbax, which files of weights do not need: 0.2 CPU seconds
-
     recorded = workdir.RecordedRun(directory)
     only = None if name is None else recorded.step_named(name)
-
-    saved = Checkpoints((directory / workdir.CHECKPOINTS).absolute())
+    if not recorded.steps():
+        raise WeightsError(f"{directory} has no checkpoint yet; train first")
     try:
-        if saved.latest_step() is None:
-            raise WeightsError(f"{directory} has no checkpoint yet; train first")
-        tree, record, damaged = saved.restore_newest(None, only)
+        arrays, record, damaged = Checkpoints(directory / workdir.CHECKPOINTS).restore_newest(None, only)
     except OSError as error:
         raise WeightsError(str(error)) from None
-    finally:
-        saved.close()
     where = f"the {'newest checkpoint' if only is None else f'checkpoint of step {only}'} in {directory}"
     config, data = read_record(record, where)["config"], recorded.data() or {}
     names = tuple(data.get("class_names", ()))
@@ -64,10 +60,10 @@ def _read_run(directory: pathlib.Path, name: str | None) -> WeightsFile:
         spec = None if data.get("input") is None else InputSpec.from_json(data["input"]).to_json()
     except ValueError as error:
         raise WeightsError(f"{directory / workdir.DATA}: {error}") from None
-    variables, step = _variables_and_step(tree, where)
+    tensors, step = _tensors_and_step(arrays, where)
     return WeightsFile(
         directory,
-        checked(directory, layouts.to_tensors(variables, "mixedres")),
+        checked(directory, tensors),
         "mixedres",
         batches=step,
         network=config["model.name"],
@@ -82,18 +78,18 @@ def _read_run(directory: pathlib.Path, name: str | None) -> WeightsFile:
     )
 
 
-def _variables_and_step(tree: Variables, where: str) -> tuple[Variables, int]:
+def _tensors_and_step(arrays: Mapping[str, np.ndarray], where: str) -> tuple[dict[str, np.ndarray], int]:
     """Returns the weights in a checkpoint, averaged if the run had a moving average, and the number of steps.
 
     Raises:
       WeightsError: if the arrays are not those of a training state.
     """
-    weights = tree.get("ema") or {name: tree.get(name) or {} for name in ("params", "batch_stats")}
-    step = tree.get("step")
-    is_whole = isinstance(weights, dict) and isinstance(weights.get("params"), dict) and weights["params"]
-    if not is_whole or not isinstance(step, np.ndarray) or step.shape or not 0 <= int(step) < 2**31:
+    averages = {name.removeprefix("ema/"): array for name, array in arrays.items() if name.startswith("ema/")}
+    tensors = averages or {name: x for name, x in arrays.items() if name.startswith(("params/", "batch_stats/"))}
+    step = arrays.get("step")
+    if not tensors or step is None or step.shape or step.dtype != np.int32 or step < 0:
         raise WeightsError(f"{where} holds no state of a training run; put back a copy")
-    return weights, int(step)
+    return tensors, int(step)
 
 
 def network_name(file: WeightsFile) -> str | None:

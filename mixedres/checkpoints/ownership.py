@@ -14,6 +14,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import as_json, lock, nearest_existing, read_json, write_json
 from mixedres._internal.formats import stamped
 from mixedres._internal.types import Record
+from mixedres.checkpoints import folder
 from mixedres.checkpoints import workdir as names
 from mixedres.checkpoints.workdir import (
     CHECKPOINTS,
@@ -22,7 +23,6 @@ from mixedres.checkpoints.workdir import (
     ERRORS,
     LOCK,
     METRICS,
-    PARTIAL,
     SUMMARY,
     RecordedRun,
 )
@@ -32,7 +32,7 @@ _FILES = (SUMMARY, ERRORS, METRICS, names.WANDB_ID, DATA, CONFIG)
 # Entries that a start leaves which was killed at once.
 _BEGUN = {LOCK, CONFIG + ".part", DATA, DATA + ".part", CHECKPOINTS}
 # Directories of checkpoints: whole, being written, and set aside.
-_CHECKPOINT = re.compile(rf"\d+|{PARTIAL.pattern}|damaged-\d+")
+_CHECKPOINT = re.compile(rf"\d+|{folder.PARTIAL.pattern}|damaged-\d+")
 
 
 class Claim(contextlib.AbstractContextManager["Claim"]):
@@ -133,7 +133,6 @@ class RunDirectory(RecordedRun):
     def check_name(self) -> None:
         """Raises ConfigError for a path in which no checkpoint can be written."""
         try:
-            # Orbax takes the text, and other files the bytes; in a locale that is not UTF-8 they may differ.
             if os.fsencode(self.path) != str(self.path).encode():
                 raise UnicodeError
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -2,7 +2,7 @@
 
 Every mistake in a config is found by `plan`, before anything is written. What needs neither JAX nor Flax is checked
 first, so that such a mistake is answered within a CPU second. Importing this module imports no JAX. JAX and optax take
-0.7 CPU seconds, Flax, Orbax and the trainer another 0.5.
+0.7 CPU seconds, Flax and the trainer another 0.5.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import pathlib
@@ -135,8 +134,7 @@ def find_start(
 
 def latest_start(experiment: Experiment, directory: pathlib.Path, initial: InitialWeights | None = None) -> Start:
     """Returns `find_start` for the workdir `directory` without changing it."""
-    with contextlib.closing(checkpoints.Checkpoints((directory / workdir.CHECKPOINTS).absolute())) as saved:
-        return find_start(experiment, saved, initial)
+    return find_start(experiment, checkpoints.Checkpoints(directory / workdir.CHECKPOINTS), initial)
 
 
 def new_state(experiment: Experiment, initial: InitialWeights | None = None) -> TrainState:

@@ -33,15 +33,6 @@ def contents(directory):
     return {path.name for path in directory.iterdir()}
 
 
-def test_text_is_on_the_disk_before_it_gets_the_name(tmp_path, monkeypatch):
-    calls = []
-    for name in ("fsync", "replace"):
-        call = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *args, name=name, call=call: (calls.append(name), call(*args)))
-    files.replace_text(tmp_path / "file", "content")
-    assert calls == ["fsync", "replace"] and (tmp_path / "file").read_text() == "content"
-
-
 @pytest.mark.parametrize("clean", [False, True])
 def test_files_of_somebody_else_are_refused(tmp_path, clean):
     """Others have a config.json and checkpoints, too."""

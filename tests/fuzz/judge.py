@@ -92,5 +92,5 @@ def _as_a_process():
         mock.patch.object(sys, "unraisablehook", sys.unraisablehook),
         mock.patch.object(threading, "excepthook", threading.excepthook),
     ):
-        process.drop_noise()
+        process.quiet_libraries()
         yield

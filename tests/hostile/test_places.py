@@ -13,15 +13,12 @@ import pytest
 from mixedres import main
 from mixedres._internal.cli import command_line, compilation
 from mixedres._internal.errors import ConfigError, MemoryShortage, TrainingError
-from mixedres.checkpoints import RunDirectory, load, workdir
+from mixedres.checkpoints import RunDirectory, folder, load, workdir
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.writers import MetricWriter
 from tests.hostile.commands import assert_one_line, run, run_here
 from tests.train import run_cases
 from tests.train.run_cases import build
-
-# Coroutines of Orbax end long after a save that failed; a command drops them.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @functools.cache
@@ -225,7 +222,7 @@ def test_damage_beside_the_checkpoints_is_harmless(place):
 def test_run_without_any_config_asks_for_clean(place):
     directory = copy(place)
     (directory / workdir.CONFIG).write_text('{"prec')
-    for path in (directory / workdir.CHECKPOINTS).rglob("_METADATA"):
+    for path in (directory / workdir.CHECKPOINTS).rglob(folder.RECORD):
         path.write_text("{")
     with pytest.raises(ConfigError, match="start over with --clean"):
         train(directory)

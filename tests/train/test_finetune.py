@@ -13,6 +13,7 @@ from mixedres.checkpoints import layouts, load, workdir
 from mixedres.data.images import preprocessing
 from mixedres.train import optimizers, start, steps
 from tests import arrays
+from tests.checkpoints import saved_files
 from tests.train import run_cases
 from tests.train.run_cases import build, tiny
 
@@ -67,7 +68,7 @@ def test_head_of_another_size_is_new_and_noted(backbone, tmp_path, capsys):
         (directory / workdir.SUMMARY).unlink()
         if killed:
             shutil.rmtree(directory / workdir.CHECKPOINTS)
-            (directory / workdir.CHECKPOINTS / "2.orbax-checkpoint-tmp").mkdir(parents=True)
+            (directory / workdir.CHECKPOINTS / saved_files.PARTIAL[0].format(2)).mkdir(parents=True)
         assert run_cases.fit(config, directory)["fingerprint"] == first
         assert (f"weights: {backbone}" in capsys.readouterr().out) == killed
 
