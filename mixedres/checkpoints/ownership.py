@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 
 from mixedres._internal.errors import ConfigError
@@ -131,19 +130,12 @@ class RunDirectory(RecordedRun):
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
 
     def check_name(self) -> None:
-        """Raises ConfigError for a path in which no checkpoint can be written."""
+        """Raises ConfigError for a path that cannot exist, such as one with too long a name."""
         try:
-            if os.fsencode(self.path) != str(self.path).encode():
-                raise UnicodeError
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.lstat(self.path / CHECKPOINTS)
-        except OSError as error:  # such as a name that is too long
+        except OSError as error:
             raise ConfigError(f"--workdir={self.path} cannot be used ({error.strerror}); name another") from None
-        except UnicodeError:
-            raise ConfigError(
-                f"--workdir={self.path} is not UTF-8 in the encoding of this locale, {sys.getfilesystemencoding()}; "
-                "checkpoints need that: name another, or set PYTHONUTF8=1"
-            ) from None
 
     @contextlib.contextmanager
     def _writable(self) -> Iterator[None]:
