@@ -12,7 +12,7 @@ from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, DataError, config_errors
 from mixedres._internal.files import checksums_hold
 from mixedres._internal.formats import without_stamp
-from mixedres.checkpoints import Checkpoints, RecordedRun, RunDirectory, load, workdir
+from mixedres.checkpoints import Checkpoints, RecordedRun, RunDirectory, read_weights, workdir
 from mixedres.data.datasets.folder import ImageFolder
 from mixedres.data.images import chunks, crops, preprocessing
 from mixedres.export import __main__ as export
@@ -121,7 +121,7 @@ def targets(corpus):
         """Reads a checkpoint with right checksums as resuming and as `mixedres.predict` does."""
         if not checksums_hold(place / STEP):
             raise ConfigError("the checkpoint is not whole")
-        load.read_weights(place)
+        read_weights(place)
         start.restore_newest(experiment, Checkpoints(place / workdir.CHECKPOINTS))
 
     def begin(place):

@@ -13,7 +13,7 @@ import pytest
 from mixedres import main
 from mixedres._internal.cli import command_line, compilation
 from mixedres._internal.errors import ConfigError, MemoryShortage, TrainingError
-from mixedres.checkpoints import RunDirectory, folder, load, workdir
+from mixedres.checkpoints import RunDirectory, folder, read_weights, workdir
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.writers import MetricWriter
 from tests.hostile.commands import assert_one_line, run_here
@@ -191,13 +191,13 @@ def test_compiled_programs_of_other_users_are_not_loaded(place, monkeypatch):
 
 
 def test_data_json_is_restored_from_the_checkpoint(place):
-    directory, whole = copy(place), load.read_weights(finished(place.parent)[0])
+    directory, whole = copy(place), read_weights(finished(place.parent)[0])
     kept = json.loads((directory / workdir.DATA).read_text())
     for damage in ("", '{"class_na', "[]", None):
         (directory / workdir.DATA).unlink()
         if damage is not None:
             (directory / workdir.DATA).write_text(damage)
-        found = load.read_weights(directory)
+        found = read_weights(directory)
         assert (found.class_names, found.input) == (whole.class_names, whole.input)
     go_on(directory)
     assert json.loads((directory / workdir.DATA).read_text()) == kept
@@ -211,7 +211,7 @@ def test_damage_beside_the_checkpoints_is_harmless(place):
     with (directory / workdir.METRICS).open("ab") as file:
         file.write(b'\xff\xfe{"step": 1\n')
     (directory / workdir.CHECKPOINTS / "999").mkdir()
-    assert load.read_weights(directory).run == workdir.portable(kept)
+    assert read_weights(directory).run == workdir.portable(kept)
     go_on(directory)
     assert json.loads((directory / workdir.CONFIG).read_text()) == kept
 

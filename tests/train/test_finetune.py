@@ -9,7 +9,7 @@ import pytest
 
 from mixedres import checkpoints, data, models
 from mixedres._internal.errors import ConfigError
-from mixedres.checkpoints import layouts, load, workdir
+from mixedres.checkpoints import layouts, workdir
 from mixedres.data.images import preprocessing
 from mixedres.train import optimizers, start, steps
 from tests import arrays
@@ -30,7 +30,7 @@ def backbone(tmp_path_factory, one_block):
 
 def tensors(directory):
     """{path: array} of the weights of a run."""
-    return load.read_weights(directory).tensors
+    return checkpoints.read_weights(directory).tensors
 
 
 @pytest.mark.parametrize("through", ["workdir", "torchvision"])
@@ -82,7 +82,7 @@ def of_bottlenecks(monkeypatch):
         read = checkpoints.WeightsFile(pathlib.Path("there"), {}, *fields, **options)
         monkeypatch.setattr(checkpoints, "read_weights", lambda path: read)
 
-    monkeypatch.setattr(checkpoints, "from_tensors", lambda *_: ({}, True))
+    monkeypatch.setattr(layouts, "from_tensors", lambda *_: ({}, True))
     architecture = checkpoints.Architecture(True, tuple(model.stage_sizes), 3, 3)
     monkeypatch.setattr(checkpoints.WeightsFile, "architecture", architecture)
     return model, file
