@@ -21,12 +21,8 @@ FAULTS = [{"call": call, "error": error} for call in range(60) for error in (Non
 FAULTS += [{"size": size} for size in (1, 50, 1000, 100_000, 300_000)]
 
 
-def arrays(step):
-    return {"params/kernel": np.full((300, 300), step, np.float32), "step": np.asarray(step, np.int32)}
-
-
 def save(directory, step):
-    folder.write(directory, step, arrays(step), json.dumps({"n": step}))
+    folder.write(directory, step, {"kernel": np.full((300, 300), step)}, json.dumps({"n": step}))
     folder.remove_old(directory, 1, None)
 
 
@@ -59,8 +55,7 @@ def main(directory):
         newest = folder.steps_in(directory)[-1]
         path = directory / str(newest)
         assert folder.is_whole(path) and folder.read_record(path) == {"n": newest}, fault
-        found, wanted = folder.read_arrays(path), arrays(newest)
-        assert found.keys() == wanted.keys() and all(np.array_equal(found[name], wanted[name]) for name in wanted)
+        assert (folder.read_arrays(path)["kernel"] == newest).all(), fault
         print(json.dumps([status, newest == step]))
 
 

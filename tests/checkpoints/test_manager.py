@@ -103,20 +103,15 @@ def flip(data):
     return data[:middle] + bytes(byte ^ 0xFF for byte in data[middle : middle + 16]) + data[middle + 16 :]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [flip, lambda data: data[: len(data) // 2], lambda data: b"", None],
-    ids=["flipped bits", "half of it", "empty", "missing"],
-)
+@pytest.mark.parametrize("damage", [flip, lambda data: data[: len(data) // 2], lambda data: b"", None])
 def test_any_damage_to_any_file_is_found(saved, damage):
     for step in (1, 2):
         saved.save(step, state(step), {})
         saved.finish()
-    names = {path.name for path in (saved.directory / "2").iterdir()}
-    assert names == {*json.loads((saved.directory / "2" / CHECKSUMS).read_text()), CHECKSUMS}
-    for name in names:
-        path = saved.directory / "2" / name
-        before = path.read_bytes()
+    names = json.loads((saved.directory / "2" / CHECKSUMS).read_text())
+    for path in (saved.directory / "2").iterdir():
+        name, before = path.name, path.read_bytes()
+        assert name in (*names, CHECKSUMS)
         path.write_bytes(damage(before)) if damage else path.unlink()
         restored, _, damaged = saved.restore_newest(LIKE)
         assert int(restored["step"]) == 1 and damaged == [2], name
@@ -129,10 +124,7 @@ def test_any_damage_to_any_file_is_found(saved, damage):
     [
         ({"step": LIKE["step"]}, r"params/kernel is float32\[4, 3\] there and missing here"),
         (LIKE | {"more": LIKE["step"]}, r"more is missing there and int32\[\] here"),
-        (
-            LIKE | {"params": {"kernel": jax.ShapeDtypeStruct((4, 2), jnp.float32)}},
-            r"params/kernel is float32\[4, 3\] there and float32\[4, 2\] here",
-        ),
+        (LIKE | {"params": {"kernel": jnp.zeros((4, 2))}}, r"kernel is float32\[4, 3\] there and float32\[4, 2\] here"),
         (LIKE | {"step": jax.ShapeDtypeStruct((), jnp.float32)}, r"step is int32\[\] there and float32\[\] here"),
     ],
 )

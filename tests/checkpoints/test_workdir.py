@@ -105,14 +105,8 @@ def test_changed_config_and_a_grown_batch_are_listed(tmp_path):
 
 def test_clean_removes_only_files_of_a_run(tmp_path):
     claim(tmp_path)
-    for name in (
-        workdir.SUMMARY,
-        workdir.METRICS,
-        "events.out.tfevents.1.host",
-        "summary.json.part",
-        "notes.txt",
-        "a.zip.part",
-    ):
+    others = ("events.out.tfevents.1.host", "summary.json.part", "notes.txt", "a.zip.part")
+    for name in (workdir.SUMMARY, workdir.METRICS, *others):
         (tmp_path / name).write_text("x")
     for name in ("12", "weights of mine", "2026-best-of-march", "6-copy"):
         (tmp_path / workdir.CHECKPOINTS / name).mkdir(parents=True)
