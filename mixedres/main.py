@@ -80,7 +80,7 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
     evaluated = directory if checkpoint is None else None  # the weights of a named checkpoint are evaluated alone
     if checkpoint is not None:
         flags.config.init_from = f"{directory}@{checkpoint}"
-    # Imported here, and JAX, Orbax and the models later still, so that a mistake need not wait for them.
+    # Imported here, and JAX and the models later still, so that a mistake need not wait for them.
     from mixedres import run, train
 
     def plan(writes: bool = True) -> train.Plan:

@@ -19,7 +19,7 @@ _PACKAGES = (
     "flax",
     "optax",
     "jmp",
-    "orbax-checkpoint",
+    "safetensors",
     "numpy",
     "grain",
     "simplejpeg",

@@ -2,6 +2,8 @@
 
 import contextlib
 import difflib
+import os
+import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -102,8 +104,9 @@ def one_line(error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Returns the operating system's reason for an OSError, such as 'No such file or directory'; else `one_line`."""
-    return (isinstance(error, OSError) and error.strerror) or one_line(error)
+    """Returns the operating system's reason for an error, such as 'No such file or directory'; else `one_line`."""
+    number = re.search(r"\(os error (\d+)\)", str(error))  # safetensors
+    return os.strerror(int(number[1])) if number else (isinstance(error, OSError) and error.strerror) or one_line(error)
 
 
 def listed(names: Sequence[str], most: int = 4, separator: str = ", ") -> str:

@@ -10,7 +10,7 @@ import os
 import pathlib
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO
 
 from mixedres._internal.cli import console
@@ -161,9 +161,8 @@ def nearest_existing(path: pathlib.Path) -> pathlib.Path:
     return next(place for place in (path, *path.parents) if os.path.lexists(place))
 
 
-def write_checksums(directory: pathlib.Path) -> None:
-    """Writes the SHA-256 of every file below `directory` into its ``checksums.json``."""
-    names = sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+def write_checksums(directory: pathlib.Path, names: Iterable[str]) -> None:
+    """Writes the SHA-256 of these files in `directory` into its ``checksums.json``."""
     write_json(directory / CHECKSUMS, {name: _sha256(directory / name) for name in names})
 
 

@@ -9,7 +9,7 @@ from mixedres._internal.types import Json, Record
 # Raise this number when an older version could not read a new file; then teach `mixedres.checkpoints.documents`, or
 # for a key of a config `mixedres.config.keys.RETIRED`, what changed. Format 1 is that of 0.2.0, the first version whose
 # files later versions read.
-FORMAT = 2
+FORMAT = 3
 _KEYS = ("format", "mixedres")
 
 
@@ -17,7 +17,7 @@ def stamped(record: Record) -> Record:
     """Returns a record with the number of the format and the version of mixedres.
 
     >>> stamped({"step": 1})["format"]
-    2
+    3
     """
     return {"format": FORMAT, "mixedres": __version__} | record
 

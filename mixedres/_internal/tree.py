@@ -36,9 +36,8 @@ def is_array(leaf: Any) -> bool:
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
-    """Returns {'params/head/kernel': leaf, ...}; a leaf has a dtype, like Orbax's description of an array."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "dtype"))
-    return {leaf_path(path): leaf for path, leaf in leaves}
+    """Returns {'params/head/kernel': leaf, ...}."""
+    return {leaf_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def fingerprint(variables: Any) -> str:

@@ -1,6 +1,6 @@
 """Weights on disk: the checkpoints of a run, and the files of torchvision, timm and transformers.
 
-What a run recorded is read without JAX; the modules that need JAX, Flax or Orbax are imported when they are first used.
+What a run recorded is read without JAX; the modules that need JAX or Flax are imported when they are first used.
 """
 
 from typing import TYPE_CHECKING
@@ -27,19 +27,9 @@ from mixedres.checkpoints.workdir import RecordedRun, portable
 
 if TYPE_CHECKING:
     from mixedres.checkpoints.layouts import Architecture, architecture, from_tensors, to_tensors
-    from mixedres.checkpoints.load import (
-        create_network,
-        describe_weights,
-        input_shape,
-        lacks_version,
-        network_keys,
-        network_name,
-        note_of_version,
-        read_weights,
-        variables,
-    )
     from mixedres.checkpoints.manager import Checkpoints
-    from mixedres.checkpoints.weights import WeightsFile, write_weights
+    from mixedres.checkpoints.reading import read_weights, write_weights
+    from mixedres.checkpoints.weights import WeightsFile
 
 __all__ = [
     "LAYOUTS",
@@ -58,23 +48,15 @@ __all__ = [
     "architecture",
     "check",
     "check_identity",
-    "create_network",
-    "describe_weights",
     "from_tensors",
     "host_state",
     "huggingface",
-    "input_shape",
-    "lacks_version",
-    "network_keys",
-    "network_name",
     "no_sums",
-    "note_of_version",
     "portable",
     "read_flat",
     "read_record",
     "read_weights",
     "to_tensors",
-    "variables",
     "with_host_state",
     "workdir",
     "write_weights",

@@ -3,6 +3,7 @@
 `mixedres.config` checks the config of a run, and `mixedres.data.InputSpec` the input of a network.
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
@@ -106,16 +107,27 @@ class SavedStep(TypedDict):
     batch: dict[str, Literal["uint8", "float32", "int32", "int64", "bool", "float16", "bfloat16"]]
 
 
-class WeightsMetadata(TypedDict, total=False):
-    """The facts that `mixedres.export` writes beside tensors."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the tensors of a network do not show, as `mixedres.export` writes it beside them; None if it is unknown.
 
-    version: Literal["1", "1.5", "2"]
-    options: dict[str, str]
-    class_names: list[Name]
-    epsilon: Annotated[float, msgspec.Meta(gt=0, lt=1)]
-    input: dict[str, Any]
-    network: Name
-    num_classes: Count
+    Attributes:
+      network: name of the network, if a run or mixedres recorded it.
+      num_classes: outputs of the network; None or 0: the tensors show them.
+      version: '1', '1.5' or '2'.
+      options: options of `mixedres.models.create` that the weights need and that are not the defaults.
+      class_names: names of the classes by output.
+      epsilon: epsilon of batch normalization.
+      input: the network's input, as `mixedres.data.InputSpec.to_json` makes it.
+    """
+
+    network: Name | None = None
+    num_classes: Count | None = None
+    version: Annotated[str, msgspec.Meta(pattern=r"^(1|1\.5|2)$")] | None = None
+    options: dict[str, str] = dataclasses.field(default_factory=dict)
+    class_names: tuple[Name, ...] | None = None
+    epsilon: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    input: dict[str, Any] | None = None
 
 
 def check(value: Json, kind: Any, where: object) -> Record:
@@ -159,6 +171,11 @@ def read_record(value: Json, where: object) -> Record:
     """
     record = check(value, CheckpointRecord, where)
     return record | {"config": read_flat(record["config"], where, made=record)}
+
+
+def read_facts(value: Json, where: object) -> Facts:
+    """Returns the facts in a document, read at `where`; raises ConfigError as `check`."""
+    return msgspec.convert(check(value, Facts, where), Facts)
 
 
 def host_state(record: Record) -> HostState:

@@ -7,13 +7,13 @@ import os
 import pathlib
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import as_json, lock, nearest_existing, read_json, write_json
 from mixedres._internal.formats import stamped
 from mixedres._internal.types import Record
+from mixedres.checkpoints import folder
 from mixedres.checkpoints import workdir as names
 from mixedres.checkpoints.workdir import (
     CHECKPOINTS,
@@ -22,7 +22,6 @@ from mixedres.checkpoints.workdir import (
     ERRORS,
     LOCK,
     METRICS,
-    PARTIAL,
     SUMMARY,
     RecordedRun,
 )
@@ -32,7 +31,7 @@ _FILES = (SUMMARY, ERRORS, METRICS, names.WANDB_ID, DATA, CONFIG)
 # Entries that a start leaves which was killed at once.
 _BEGUN = {LOCK, CONFIG + ".part", DATA, DATA + ".part", CHECKPOINTS}
 # Directories of checkpoints: whole, being written, and set aside.
-_CHECKPOINT = re.compile(rf"\d+|{PARTIAL.pattern}|damaged-\d+")
+_CHECKPOINT = re.compile(rf"\d+|{folder.PARTIAL.pattern}|damaged-\d+")
 
 
 class Claim(contextlib.AbstractContextManager["Claim"]):
@@ -131,20 +130,12 @@ class RunDirectory(RecordedRun):
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
 
     def check_name(self) -> None:
-        """Raises ConfigError for a path in which no checkpoint can be written."""
+        """Raises ConfigError for a path that cannot exist, such as one with too long a name."""
         try:
-            # Orbax takes the text, and other files the bytes; in a locale that is not UTF-8 they may differ.
-            if os.fsencode(self.path) != str(self.path).encode():
-                raise UnicodeError
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.lstat(self.path / CHECKPOINTS)
-        except OSError as error:  # such as a name that is too long
+        except OSError as error:
             raise ConfigError(f"--workdir={self.path} cannot be used ({error.strerror}); name another") from None
-        except UnicodeError:
-            raise ConfigError(
-                f"--workdir={self.path} is not UTF-8 in the encoding of this locale, {sys.getfilesystemencoding()}; "
-                "checkpoints need that: name another, or set PYTHONUTF8=1"
-            ) from None
 
     @contextlib.contextmanager
     def _writable(self) -> Iterator[None]:

@@ -5,7 +5,6 @@
 'applications'  conv1_conv, conv1_bn, conv2_block1_1_conv ... (keras.applications)
 """
 
-import dataclasses
 import re
 from collections.abc import Mapping
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from mixedres._internal.errors import WeightsError, listed
 from mixedres._internal.types import Record
+from mixedres.checkpoints.documents import Facts
 
 _LEAVES = {
     "kernel": ("params", "kernel"),
@@ -34,29 +34,8 @@ _EPSILON = {"r1": 1e-5, "custom loop": 1e-5, "applications": 1.001e-5}
 _MEANS = {"applications": [123.68, 116.779, 103.939], "others": [123.68, 116.78, 103.94]}
 
 
-@dataclasses.dataclass(frozen=True)
-class TensorFlowNetwork:
-    """A ResNet of TensorFlow.
-
-    Attributes:
-      tensors: tensors by name in the layout 'mixedres'.
-      version: '1', '1.5' or '2'.
-      options: options of `mixedres.models.create` that the weights need and that are not the defaults.
-      epsilon: epsilon of batch normalization.
-      input: input of the network, as `mixedres.data.InputSpec.to_json` makes it.
-      note: a line for a person about the conversion.
-    """
-
-    tensors: dict[str, np.ndarray]
-    version: str
-    options: dict[str, str]
-    epsilon: float
-    input: Record
-    note: str
-
-
-def find_network(variables: Mapping[str, np.ndarray]) -> TensorFlowNetwork:
-    """Returns the network that has these variables.
+def find_network(variables: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], Facts, str]:
+    """Returns the tensors in the layout 'mixedres' of the network that has these variables, its facts, and a note.
 
     Raises:
       WeightsError: if mixedres has no such network; the message begins with a verb, and the file is its subject.
@@ -86,14 +65,13 @@ def find_network(variables: Mapping[str, np.ndarray]) -> TensorFlowNetwork:
         notes.append("biases of convolutions moved into running means, blue and red exchanged in the stem")
     if unknown:
         notes.append(f"left out, as they are not of the network: {listed(unknown)}")
-    return TensorFlowNetwork(
-        tensors,
-        _version(kind, paths),
-        _options(kind, paths),
-        _EPSILON[kind],
-        _input(kind, tensors["params/stem_conv/kernel"]),
-        "; ".join(notes),
+    facts = Facts(
+        version=_version(kind, paths),
+        options=_options(kind, paths),
+        epsilon=_EPSILON[kind],
+        input=_input(kind, tensors["params/stem_conv/kernel"]),
     )
+    return tensors, facts, "; ".join(notes)
 
 
 def _check_whole(paths: Mapping[str, str]) -> None:

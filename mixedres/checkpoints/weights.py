@@ -1,328 +1,223 @@
-"""Files of weights: .safetensors, TensorFlow's files, and PyTorch's pickles .pth and .bin, whose code is never run."""
+"""Weights of a network: the tensors of a file or a run, what is known about them, and the network that they make."""
 
 import dataclasses
 import functools
-import io
-import json
-import os
 import pathlib
-import pickle
-import warnings
-import zipfile
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, BinaryIO
+from typing import Any
 
+import jax
 import jax.numpy as jnp
+import jmp
 import numpy as np
-import safetensors
-import safetensors.numpy
 
-from mixedres._internal.errors import WeightsError, reason
-from mixedres._internal.files import check_weights_exist, open_regular, parse_json, read_regular, write_whole
-from mixedres._internal.formats import stamped
-from mixedres._internal.names import LAYOUTS
-from mixedres._internal.types import DType, Json, Record
-from mixedres.checkpoints import huggingface, tensorflow_files, tensorflow_names
-from mixedres.checkpoints.documents import WeightsMetadata, check
-from mixedres.checkpoints.layouts import COUNTER, Architecture, batches_of, layout_of
-from mixedres.checkpoints.layouts import architecture as find_architecture
-from mixedres.data import InputSpec
-from mixedres.models import NETWORKS, check_options
+from mixedres import models
+from mixedres._internal.errors import MismatchError, WeightsError
+from mixedres._internal.types import Record, Variables
+from mixedres.checkpoints import layouts
+from mixedres.checkpoints.documents import Facts
+from mixedres.data import InputSpec, get_preprocessing
 
-if TYPE_CHECKING:
-    import torch
-
-PICKLES = (".pth", ".pt", ".bin")
-# Key in the metadata of a .safetensors file: JSON of `WeightsFile.metadata`.
-_ABOUT = "mixedres"
-_SAFETENSORS = ".safetensors"
-# Dtypes by their names in a .safetensors file; the integers are PyTorch's counters.
-_DTYPES: dict[str, DType] = {
-    "F16": np.float16,
-    "BF16": jnp.bfloat16,
-    "F32": np.float32,
-    "F64": np.float64,
-    "I64": np.int64,
-}
-# Most axes of a tensor: a convolution's kernel has four.
-_MOST_AXES = 4
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
-# Files in a folder, in the order in which transformers looks for them.
-_IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
-# Keys of the weights in checkpoints of training scripts (torchvision, timm), moving averages first, as timm reads them.
-_AVERAGES = ("state_dict_ema", "model_ema")
-_NESTED = (*_AVERAGES, "model", "state_dict", "model_state_dict", "net")
-# Beginnings of all names in files of DataParallel and averaging, torch.compile, Lightning and networks inside others.
-_PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.")
-# Counter beside the weights of torch.optim.swa_utils.AveragedModel.
-_AVERAGED = "n_averaged"
+# Fields of `mixedres.models.Network` and their defaults here.
+_FIELDS: Record = {"norm_policy": None, "precision": None, "keep_float32": ""}
 
 
 @dataclasses.dataclass(frozen=True)
-class WeightsFile:
-    """Weights of a file, a folder or a run.
+class WeightsFile(Facts):
+    """Weights of a file, a folder or a run, and what is known about them.
+
+        file = read_weights(pathlib.Path("resnet50.safetensors"))
+        print(file.describe())  # resnet50 of 1000 classes, layout torchvision
 
     Attributes:
       path: the file, folder or workdir.
       tensors: tensors by their names in the file.
       layout: one of `mixedres.checkpoints.LAYOUTS`.
-      network: name of the network, if a run or mixedres recorded it; None: the architecture of the tensors names it.
-      num_classes: outputs of the network, if recorded; None or 0: the tensors show them.
-      batches: number of batches that the batch norms have seen in training.
-      version: '1', '1.5' or '2'.
-      options: options of `mixedres.models.create` that the weights need and that are not the defaults.
-      class_names: names of the classes by output.
-      epsilon: epsilon of batch normalization.
-      input: the network's input, as `mixedres.data.InputSpec.to_json` makes it.
-      run: the flat config of the run that trained the weights.
+      batches: number of batches that the batch norms have seen in training; None if it is unknown.
+      run: the flat config of the run that trained the weights; None if there is none.
       note: a line for a person about the reading of the weights, or ''.
-
-    `batches` and the fields after it are None when unknown.
     """
 
     path: pathlib.Path
     tensors: dict[str, np.ndarray]
     layout: str
-    network: str | None = None
-    num_classes: int | None = None
     batches: int | None = None
-    version: str | None = None
-    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    class_names: tuple[str, ...] | None = None
-    epsilon: float | None = None
-    input: Record | None = None
     run: Record | None = None
     note: str = ""
 
     @functools.cached_property
-    def architecture(self) -> Architecture | None:
+    def architecture(self) -> layouts.Architecture | None:
         """Returns the architecture of the tensors; None if they are no whole ResNet."""
-        return find_architecture(self.tensors, self.layout)
+        return layouts.architecture(self.tensors, self.layout)
 
     @property
     def metadata(self) -> Record:
-        """Returns the facts that the tensors do not show, to be written with the tensors."""
-        known = {key: getattr(self, key) for key in ("class_names", "epsilon", "input", "version")}
-        known["options"] = dict(self.options) or None
-        if self.network in NETWORKS:
-            known |= {"network": self.network, "num_classes": self.num_classes}
-        return {key: value for key, value in known.items() if value is not None}
+        """Returns the known facts, to be written with the tensors; a network of mixedres shows its name by itself."""
+        names = [field.name for field in dataclasses.fields(Facts)]
+        if self.network not in models.NETWORKS:
+            names = [name for name in names if name not in ("network", "num_classes")]
+        return {name: value for name in names if (value := getattr(self, name)) not in (None, {})}
 
+    @property
+    def name(self) -> str | None:
+        """Returns the network's name, such as 'resnet50': as recorded, else by the tensors; None if it has none."""
+        found = self.architecture
+        return self.network or (models.name_of(found.bottleneck, found.stage_sizes) if found else None)
 
-def read_weights_file(path: pathlib.Path) -> WeightsFile:
-    """Reads a file, or the file in a folder that transformers or TensorFlow would read.
+    @property
+    def lacks_version(self) -> bool:
+        """Returns whether the weights are of a ResNet of version 1 or 1.5, and do not tell which."""
+        return not self.version and self.architecture is not None and self.architecture.bottleneck
 
-    Raises:
-      WeightsError: if the file does not exist, cannot be read, or has no known layout.
-    """
-    check_weights_exist(path)
-    file = path
-    if path.is_dir():
-        file = next((path / name for name in _IN_FOLDER if (path / name).is_file()), path)
-    if file == path and tensorflow_files.is_checkpoint(path):
-        return _of_tensorflow(path, tensorflow_files.read_checkpoint(path))
-    if file.is_dir():
-        raise WeightsError(
-            f"{path} holds neither {' nor '.join(_IN_FOLDER)}, nor a file 'checkpoint' of TensorFlow, nor a SavedModel"
-        )
-    if os.path.lexists(file) and not file.is_file():
-        raise WeightsError(f"{file} is no regular file, or a link to nowhere; name a file of weights or a workdir")
-    if file.suffix in tensorflow_files.KERAS:
-        return _of_tensorflow(file, tensorflow_files.read_keras(file))
-    about, notes = None, []
-    if file.suffix == _SAFETENSORS:
-        tensors, about = _read_safetensors(file)
-    elif file.suffix in PICKLES:
-        tensors, key = _read_pickle(file)
-        notes += [f"taking the moving average of the weights ({key})"] * (key in _AVERAGES)
-    else:
-        known = ", ".join((_SAFETENSORS, *PICKLES, *tensorflow_files.KERAS))
-        raise WeightsError(
-            f"{file} is no file of weights; those end in {known}, and a checkpoint of TensorFlow is named without "
-            ".index, .meta or .data-00000-of-00001"
-        )
-    tensors, prefix = _without_prefix(tensors)
-    notes += [f"the beginning {prefix!r} of all names is left out"] * (prefix not in ("", "module."))
-    tensors = checked(file, tensors)
-    layout = layout_of(tensors) or ("mixedres" if '"network"' in (about or "") else None)
-    if layout is None:
-        names = ", ".join(sorted(tensors)[:3]) or "no tensor"
-        raise WeightsError(f"{file} holds no ResNet of the layouts {' and '.join(LAYOUTS)} (it has {names} ...)")
-    return dataclasses.replace(
-        WeightsFile(file, tensors, layout, batches=batches_of(tensors), note="; ".join(notes)),
-        **_read_metadata(file, layout, about),
-    )
+    def describe(self) -> str:
+        """Returns a description such as 'resnet50 of 1000 classes, layout torchvision'."""
+        found = self.architecture
+        if found is None and self.network is None:
+            return f"no whole network, layout {self.layout}"
+        num_classes = found.num_classes if found else self.num_classes
+        head = f"of {num_classes} classes" if num_classes else "without a head"
+        name = self.name
+        if found and name is None:
+            blocks = "bottleneck" if found.bottleneck else "basic"
+            name = f"a ResNet of {blocks} blocks {', '.join(map(str, found.stage_sizes))}"
+        return f"{name} {head}, layout {self.layout}"
 
+    def network_keys(self) -> Record:
+        """Returns the keys of the config that name the network.
 
-def _without_prefix(tensors: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], str]:
-    """Returns the tensors without the beginning that all names have in files of some programs, and this beginning."""
-    removed = ""
-    while tensors:
-        tensors = {name: value for name, value in tensors.items() if name != _AVERAGED}
-        prefix = next((prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in tensors)), "")
-        if not prefix:
-            break
-        tensors, removed = {name.removeprefix(prefix): x for name, x in tensors.items()}, removed + prefix
-    return tensors, removed
-
-
-def _of_tensorflow(path: pathlib.Path, variables: Mapping[str, np.ndarray]) -> WeightsFile:
-    """Returns the weights of variables of TensorFlow or Keras, in the layout 'mixedres'."""
-    try:
-        network = tensorflow_names.find_network(variables)
-    except WeightsError as error:
-        raise WeightsError(f"{path} {error}") from None
-    return WeightsFile(
-        path,
-        checked(path, network.tensors),
-        "mixedres",
-        version=network.version,
-        options=network.options,
-        epsilon=network.epsilon,
-        input=network.input,
-        note=network.note,
-    )
-
-
-def _read_metadata(file: pathlib.Path, layout: str, about: str | None) -> Record:
-    """Returns the facts beside the tensors: from the file's metadata, or from JSON files of transformers."""
-    try:
-        metadata = parse_json(about) if about else {}
-        check(metadata, WeightsMetadata, file)
-        known = {key: metadata[key] for key in WeightsMetadata.__annotations__ if key in metadata}
-        check_options(known.get("options", {}))
-        if known.get("network", "") not in ("", *NETWORKS):
-            raise ValueError(
-                f"network {known['network']!r}; mixedres.models.NETWORKS has {', '.join(NETWORKS) or 'none'}"
+        Raises:
+          WeightsError: if mixedres has no such network.
+        """
+        if self.name is None:
+            todo = (
+                f"mixedres has {', '.join(models.NAMES)}" if self.architecture else "name it with --config.model.name"
             )
-        if "class_names" in known:
-            known["class_names"] = tuple(known["class_names"])
-    except (ValueError, TypeError) as error:
-        raise WeightsError(f"{file}: the metadata that mixedres wrote cannot be read ({error})") from None
-    config, processor = file.with_name(huggingface.CONFIG), file.with_name(huggingface.PROCESSOR)
-    try:
-        if layout == "torchvision" and config.is_file():
-            known |= huggingface.read_timm_config(config)
-        if layout == "transformers" and config.is_file():
-            known["version"], known["class_names"] = huggingface.read_network_config(config)
-        if layout == "transformers" and processor.is_file():
-            known["input"] = huggingface.read_processor_config(processor)
-        if known.get("input") is not None:
-            known["input"] = InputSpec.from_json(known["input"]).to_json()
-    except ValueError as error:
-        raise WeightsError(str(error)) from None
-    return known
+            raise WeightsError(f"{self.path} is {self.describe()}; {todo}")
+        found: Record = {"model.name": self.name, "model.version": self.version}
+        found |= {f"model.{option}": value for option, value in self.options.items()}
+        return found if self.epsilon is None else found | {"batch_norm.epsilon": self.epsilon}
 
+    def create_network(self, policy: jmp.Policy, **options: Any) -> models.Network:
+        """Returns the network of the weights.
 
-def write_weights(
-    path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, Json] | None = None
-) -> None:
-    """Writes a .safetensors file, whole or not at all.
+        Args:
+          policy: dtypes of parameters, arithmetic and logits.
+          **options: other fields of `mixedres.models.Network`, and epsilon for a ResNet.
 
-    Args:
-      path: path of the file, which ends in .safetensors.
-      tensors: tensors by name.
-      about: facts about the network, as `WeightsFile.metadata`.
+        Raises:
+          WeightsError: if mixedres has no such network.
+        """
+        found, name = self.architecture, self.name
+        if name is None:
+            raise WeightsError(f"{self.path} is {self.describe()}; mixedres has {', '.join(models.NAMES)}")
+        if found and not found.num_classes:
+            raise WeightsError(f"{self.path} has no head; train one with config.init_from")
+        num_classes = found.num_classes if found else self.num_classes
+        try:
+            if name in models.NETWORKS:
+                fields = {field: options.get(field, value) for field, value in _FIELDS.items()}
+                return models.NETWORKS[name](num_classes=num_classes, policy=policy, **fields)
+            # Flax traces the initializers to check shapes; zeros are traced in a third of the time.
+            zeros = jax.nn.initializers.zeros
+            options |= {"version": self.version, "kernel_init": zeros, "head_init": zeros, **self.options}
+            return models.create(name, num_classes=num_classes or 1, policy=policy, **options)
+        except ValueError as error:
+            raise WeightsError(f"{self.path}: {error}") from None
 
-    Raises:
-      WeightsError: if the file cannot be written.
-    """
-    # transformers refuses files without this format.
-    metadata = {"format": "pt"} | ({_ABOUT: json.dumps(stamped(dict(about)))} if about else {})
-    # safetensors writes the memory of a view in place of its numbers.
-    whole = {name: np.asarray(value, order="C") for name, value in tensors.items()}
-    try:
-        with write_whole(path) as partial:
-            safetensors.numpy.save_file(whole, partial, metadata=metadata)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise WeightsError(f"{path} cannot be written ({reason(error)})") from None
+    def input_shape(self) -> tuple[int, int, int]:
+        """Returns a (height, width, channels) that the network takes: for a ResNet, which takes every size, 64 x 64.
 
+        Raises:
+          WeightsError: if the shape is unknown.
+        """
+        if self.architecture is not None:
+            return 64, 64, self.architecture.channels
+        if self.input is None:
+            raise WeightsError(f"{self.path} does not say what the network's input is")
+        return InputSpec.from_json(self.input).shape
 
-def _read_safetensors(file: pathlib.Path) -> tuple[dict[str, np.ndarray], str | None]:
-    """Returns the tensors, and the metadata that mixedres wrote."""
-    # Read into memory and not mapped, because a mapped file that becomes shorter would end the process.
-    data = read_regular(file)
-    try:
-        stored = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
-        length = int.from_bytes(data[:8], "little")
-        about = parse_json(data[8 : 8 + length]).get("__metadata__", {}).get(_ABOUT)
-    except (safetensors.SafetensorError, ValueError, AttributeError) as error:
-        raise WeightsError(f"{file} is no whole safetensors file ({error})") from None
-    tensors = {}
-    for name, tensor in stored:
-        if tensor["dtype"] not in _DTYPES:
-            raise WeightsError(f"{file}: {name} is {tensor['dtype']}; weights are {', '.join(_FLOATS)}")
-        if len(tensor["shape"]) > _MOST_AXES:
-            raise WeightsError(f"{file}: {name} has {len(tensor['shape'])} axes; weights have at most {_MOST_AXES}")
-        tensors[name] = np.frombuffer(tensor["data"], _DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
-    return tensors, about
+    def variables(self) -> Variables:
+        """Returns {'params', 'batch_stats'} of the network, float32 numpy arrays.
 
+        Raises:
+          WeightsError: if mixedres has no such network.
+        """
+        model = self.create_network(jmp.Policy(jnp.float32, jnp.float32, jnp.float32))
+        images = jax.ShapeDtypeStruct((1, *self.input_shape()), jnp.float32)
+        # The key is made inside: outside, it would be two programs to compile.
+        like = jax.eval_shape(lambda images: model.init(jax.random.key(0), images), images)
+        try:
+            return layouts.from_tensors(self.tensors, like, self.layout)[0]
+        except ValueError as error:
+            raise WeightsError(f"{self.path} looks like {self.describe()}, but: {error}") from None
 
-def checked(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the tensors, if all numbers have a floating-point type and are finite in float32.
+    def variables_for(self, model: models.Network, like: Variables) -> tuple[Variables, bool]:
+        """Returns the variables of a network that begins with these weights, and whether they have a head for it.
 
-    Raises:
-      WeightsError: for the first tensor that has other numbers.
-    """
-    for name, value in tensors.items():
-        if name.endswith(COUNTER) and np.issubdtype(value.dtype, np.integer):
-            continue
-        if value.dtype not in map(np.dtype, _DTYPES.values()) or np.issubdtype(value.dtype, np.integer):
-            raise WeightsError(f"{path}: {name} is {value.dtype}; weights are {', '.join(_FLOATS)}")
-        with np.errstate(over="ignore"):
-            if not np.isfinite(value.astype(np.float32)).all():
-                raise WeightsError(f"{path}: {name} has numbers that are not finite in float32")
-    return dict(tensors)
+        Args:
+          model: the network.
+          like: {'params', 'batch_stats'} of the network, as shapes.
 
-
-def _read_pickle(file: pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
-    """Returns the tensors of a file of PyTorch, and the key of the checkpoint that holds them; '' for no key."""
-    try:
-        import torch
-    except ImportError:
-        raise WeightsError(
-            f"{file} is a pickle of PyTorch; pip install torch, or save it with safetensors.torch.save_file"
-        ) from None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # errors are reported below, in one line
-            with open_regular(file) as raw, io.BufferedReader(raw) as opened:
-                _check_zip(file, opened)
-                loaded = torch.load(opened, map_location="cpu", weights_only=True)
-    except WeightsError:
-        raise
-    except Exception as error:  # torch.load raises many types of errors
-        if isinstance(error, pickle.UnpicklingError) and "global" in str(error).lower():
+        Raises:
+          WeightsError: if the weights are of another network; the message lists what does not fit.
+        """
+        if isinstance(model, models.ResNet):
+            self._check_options(model)
+        try:
+            return layouts.from_tensors(self.tensors, like, self.layout)
+        except MismatchError as error:
             raise WeightsError(
-                f"{file} holds code beside weights, and was refused; save the model's state_dict()"
+                f"{self.path} is {self.describe()}, not the network of this config: {error}; set "
+                "--config.model.name=auto to take the network of the weights"
             ) from None
-        raise WeightsError(f"{file} is no whole file of PyTorch ({type(error).__name__}); get it again") from None
-    has = isinstance(loaded, Mapping)
-    key = next((key for key in _NESTED if has and isinstance(loaded.get(key), Mapping) and loaded[key]), "")
-    state = loaded[key] if key else loaded
-    if not isinstance(state, Mapping):
-        raise WeightsError(f"{file} holds a {type(state).__name__}; save a model's state_dict()")
-    try:
-        return {str(name): _numpy(value) for name, value in state.items() if isinstance(value, torch.Tensor)}, key
-    except (TypeError, RuntimeError) as error:  # sparse, quantized, or of a dtype that numpy does not have
-        raise WeightsError(f"{file} holds tensors that are no plain arrays ({str(error).splitlines()[0]})") from None
+
+    def _check_options(self, model: models.ResNet) -> None:
+        """Raises WeightsError if `model` has the shapes of the weights and computes something else."""
+        found = self.architecture
+        if found is None or found.stage_sizes != tuple(model.stage_sizes):
+            return
+        # Blocks of two convolutions are the same in versions 1 and 1.5.
+        if found.bottleneck and self.version not in (None, model.version):
+            raise WeightsError(
+                f"{self.path} is of a ResNet of version {self.version}, which has weights of the same shapes; "
+                f"set config.model.version={self.version}"
+            )
+        wanted = {name: self.options.get(name, values[0]) for name, values in models.OPTIONS.items()}
+        if found.bottleneck:
+            wanted.pop("projection")  # every head of a stage has one
+        if model.small_images:
+            wanted.pop("pool_padding")
+        differing = [f"config.model.{name}={value}" for name, value in wanted.items() if getattr(model, name) != value]
+        if differing:
+            raise WeightsError(
+                f"{self.path} is of a network with other padding or shortcuts; set {' and '.join(differing)}"
+            )
+
+    def notes(self, model: models.Network, spec: InputSpec | None = None) -> list[str]:
+        """Returns notes on the weights in a network: on their reading, their version, and their images.
+
+        `spec` is the network's input; None: nothing is said on images.
+        """
+        version = ""
+        if isinstance(model, models.ResNet) and self.lacks_version:
+            option = "--config.model.version of a run, --model_version of predict"
+            version = f"the weights do not tell version 1 from 1.5; taking {model.version} ({option})"
+        return [note for note in (self.note, version, *self._notes_on_images(spec)) if note]
+
+    def _notes_on_images(self, spec: InputSpec | None) -> list[str]:
+        """Returns notes if the weights were trained on images of another mean, deviation or size."""
+        if self.input is None or spec is None:
+            return []
+        notes, (before, now) = [], (self.input["shape"][0], spec.shape[0])
+        theirs, ours = ([given["mean"] or [], given["std"] or []] for given in (self.input, spec.to_json()))
+        if not _alike(theirs, ours):
+            fits = [name for name in ("official", "torch") if _alike(theirs, get_preprocessing(name).normalization(3))]
+            advice = f"; set config.data.preprocessing={fits[0]}" if fits else ""
+            notes.append(
+                f"they are for images with other means or deviations than config.data.preprocessing gives here{advice}"
+            )
+        return notes + [f"trained on {before} pixels, and config.data.image_size gives {now}"] * (before != now)
 
 
-def _check_zip(file: pathlib.Path, opened: BinaryIO) -> None:
-    """Raises WeightsError for a zip file that unpacks to more bytes than it has; PyTorch compresses nothing."""
-    if zipfile.is_zipfile(opened):
-        opened.seek(0)
-        with zipfile.ZipFile(opened) as members:
-            size = sum(member.file_size for member in members.infolist())
-        if size > os.fstat(opened.fileno()).st_size:
-            raise WeightsError(f"{file} unpacks to {size:,} bytes, more than it has; save a model's state_dict()")
-    opened.seek(0)
-
-
-def _numpy(tensor: "torch.Tensor") -> np.ndarray:
-    import torch
-
-    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():  # a view that repeats its numbers
-        raise TypeError(f"one of shape {tuple(tensor.shape)} repeats a few numbers")
-    # numpy has no bfloat16 of its own; float32 represents every bfloat16.
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
+def _alike(one: Any, other: Any) -> bool:
+    """Returns whether two pairs of means and deviations agree to the digits that libraries give."""
+    return all(len(a) == len(b) and np.allclose(a, b, rtol=0.05, atol=1.0) for a, b in zip(one, other, strict=True))

@@ -6,7 +6,6 @@ on this machine.
 """
 
 import pathlib
-import re
 import shlex
 from collections.abc import Collection
 
@@ -14,9 +13,10 @@ from ml_collections import ConfigDict
 
 from mixedres._internal.cli import command_line
 from mixedres._internal.errors import ConfigError, listed
-from mixedres._internal.files import as_json, checksums_hold, is_locked, parse_json, read_json, read_object
+from mixedres._internal.files import as_json, is_locked, read_json, read_object
 from mixedres._internal.formats import check_format, without_stamp
 from mixedres._internal.types import Json, Record
+from mixedres.checkpoints import folder
 from mixedres.checkpoints.documents import DataIdentity, check, read_flat
 from mixedres.config import FREE, GROW, KEYS, flatten, unflatten
 
@@ -31,8 +31,6 @@ EVENTS = "events.out.tfevents.*"
 WANDB_ID, WANDB = "wandb.json", "wandb"
 # Directory of traces, and a trace in it by its first step. TensorBoard reads traces from plugins/profile alone.
 PROFILE, TRACES = "profile", "plugins/profile/from_step_*"
-# Orbax' directory of the one item in a checkpoint, its name for a checkpoint that is being written, and its metadata.
-ITEM, PARTIAL, _METADATA = "default", re.compile(r"\d+\.orbax-checkpoint-tmp.*"), "_METADATA"
 # Keys that identify a config.json as a run's; other programs write files of this name too.
 _MARKS = {"precision.name", "optimizer.decay_mask"}
 _RESUME = {key.path: key.resume for key in KEYS}
@@ -80,8 +78,7 @@ class RecordedRun:
 
     def steps(self) -> list[int]:
         """Returns the steps of the checkpoints in the directory, whole or damaged, in order."""
-        names = (path.name for path in (self.path / CHECKPOINTS).glob("[0-9]*"))
-        return sorted(int(name) for name in names if re.fullmatch("[0-9]{1,18}", name))
+        return folder.steps_in(self.path / CHECKPOINTS)
 
     def step_named(self, name: str) -> int:
         """Returns the step of a checkpoint of the run: `name` is 'best' or a number.
@@ -242,12 +239,12 @@ class RecordedRun:
     def _record(self) -> Record:
         """Returns the record of the newest whole checkpoint; {} without such a checkpoint."""
         for step in reversed(self.steps()):
-            item = self.path / CHECKPOINTS / str(step) / ITEM
-            if checksums_hold(item):
+            path = self.path / CHECKPOINTS / str(step)
+            if folder.is_whole(path):
                 try:
-                    record = parse_json(read_json(item / _METADATA)["custom_metadata"]["record"])
+                    record = folder.read_record(path)
                     return record if isinstance(record, dict) else {}
-                except (TypeError, KeyError, ValueError):
+                except (OSError, TypeError, KeyError, ValueError):
                     return {}
         return {}
 

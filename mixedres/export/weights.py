@@ -98,18 +98,18 @@ def converted(file: WeightsFile, layout: str) -> dict[str, np.ndarray]:
 
     if file.layout == layout:
         return file.tensors
-    return checkpoints.to_tensors(checkpoints.variables(file), layout, file.batches)
+    return checkpoints.to_tensors(file.variables(), layout, file.batches)
 
 
 def _sidecar_files(file: WeightsFile) -> dict[str, Record]:
     """Returns {name: content} of the JSON files that transformers reads beside these weights."""
-    from mixedres import checkpoints, models
+    from mixedres import models
     from mixedres.checkpoints import huggingface
     from mixedres.data import InputSpec
 
     if file.input:
         InputSpec.from_json(file.input)  # raises ValueError if the file has no valid input
-    name = checkpoints.network_name(file)
+    name = file.name
     if file.architecture is None or name is None or name.startswith("cifar_"):
         raise ValueError(f"transformers has no network like {file.path}; write --to=FILE.safetensors")
     version = file.version or models.default_version(name)

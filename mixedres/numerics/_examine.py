@@ -74,9 +74,8 @@ def examine(
     dtypes = {name: dtype for name, dtype in found.items() if name in wanted}
     seen, gradients, loss = _count(loss_of, has_aux, floats, batch, [*dtypes], [x for x in floats if x in wanted])
     rows = seen.rows(arrays)
-    counted_taps = {row.name for row in rows if row.kind == "activation"}
-    never = [name for name in seen.taps.names if name not in counted_taps]
-    notes = _notes(found, dtypes, [name for name in dtypes if name not in seen.taps.names], never)
+    counted = {row.name for row in rows if row.kind == "activation"}
+    notes = _notes(found, dtypes, seen.taps.names, [name for name in seen.taps.names if name not in counted])
     report = Report(rows, log2_scale, title, tuple(notes), loss=loss)
     if not tries or report.dtype != "float16" or not math.isfinite(loss):
         return report
@@ -243,9 +242,9 @@ def _module(name: str) -> str:
     return name.partition("[")[0] or name
 
 
-def _notes(found: dict[str, Any], dtypes: dict[str, Any], unused: list[str], never: list[str]) -> list[str]:
+def _notes(found: dict[str, Any], dtypes: dict[str, Any], used: Sequence[str], never: list[str]) -> list[str]:
     notes = []
-    if unused:
+    if unused := [name for name in dtypes if name not in used]:
         notes.append(f"not examined, because the loss does not depend on them: {listed(unused, 3)}")
     if never:
         notes.append(

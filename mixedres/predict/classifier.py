@@ -116,21 +116,21 @@ def open_classifier(
     check_devices()
     file = checkpoints.read_weights(path)
     if version is not None:
-        if version not in ("1", "1.5") or not checkpoints.lacks_version(file):
+        if version not in ("1", "1.5") or not file.lacks_version:
             only = "for weights that do not tell 1 from 1.5"
             raise ConfigError(f"version {version!r} is {only}; leave it out for {path}")
         file = dataclasses.replace(file, version=version)
-    variables = checkpoints.variables(file)
+    variables = file.variables()
     try:
         chosen = _precision(file, preset)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     epsilon = 1e-5 if file.epsilon is None else file.epsilon
-    model = checkpoints.create_network(file, epsilon=epsilon, **chosen.network_options)
-    name = checkpoints.network_name(file)
+    model = file.create_network(epsilon=epsilon, **chosen.network_options)
+    name = file.name
     assert name is not None  # without a name, there would be no variables
     try:
-        spec, notes = _spec(file, name, checkpoints.input_shape(file)[2], image_size, preprocessing)
+        spec, notes = _spec(file, name, file.input_shape()[2], image_size, preprocessing)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     names = tuple(class_names or file.class_names or ())
@@ -143,7 +143,7 @@ def open_classifier(
             f"a class name has {len(too_long):,} characters, {too_long[:50]!r} ...; at most {LONGEST_NAME}"
         )
     names = (*names, *(str(index) for index in range(len(names), model.num_classes)))
-    notes = (*notes, *filter(None, (file.note, checkpoints.note_of_version(file, model))))
+    notes = (*notes, *file.notes(model))
     return Classifier(name, model, chosen, spec, names, variables, notes)
 
 

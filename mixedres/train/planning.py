@@ -2,7 +2,7 @@
 
 Every mistake in a config is found by `plan`, before anything is written. What needs neither JAX nor Flax is checked
 first, so that such a mistake is answered within a CPU second. Importing this module imports no JAX. JAX and optax take
-0.7 CPU seconds, Flax, Orbax and the trainer another 0.5.
+0.7 CPU seconds, Flax and the trainer another 0.5.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mixedres._internal import registry
 from mixedres._internal.cli import console
 from mixedres._internal.cli.command_line import how_to_install
 from mixedres._internal.errors import ConfigError, config_errors
-from mixedres._internal.files import check_weights_exist, expanded
+from mixedres._internal.files import check_weights_exist, expanded, split_checkpoint
 from mixedres._internal.types import Record
 from mixedres.checkpoints import RecordedRun, RunDirectory, workdir
 from mixedres.config import KEYS, flatten, profile_window, unflatten, validate
@@ -183,9 +183,11 @@ def _with_network(config: ConfigDict, recorded: Record | None, weights: pathlib.
         if config.init_from is None:
             raise ConfigError("config.model.name=auto takes the network of config.init_from; set config.init_from")
         with config_errors("config.init_from"):
-            network = checkpoints.network_keys(weights) if recorded is None and weights is not None else recorded or {}
+            if recorded is None and weights is not None:
+                recorded = RecordedRun(split_checkpoint(weights)[0]).config()
+                recorded = recorded or checkpoints.read_weights(weights).network_keys()
         keys = [key.path for key in KEYS if key.path.startswith("model.") and key.path != "model.fused"]
-        named = {key: network[key] for key in [*keys, "batch_norm.epsilon"] if key in network}
+        named = {key: recorded[key] for key in [*keys, "batch_norm.epsilon"] if recorded and key in recorded}
         config = unflatten(flatten(config) | named)
     if config.model.name not in models.NETWORKS:
         with config_errors("config.model"):

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import pathlib
-from collections.abc import Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mixedres import checkpoints, models
 from mixedres._internal import environment, jax_compat
 from mixedres._internal.cli import console
-from mixedres._internal.errors import ConfigError, MismatchError, OtherModelError, config_errors
+from mixedres._internal.errors import ConfigError, OtherModelError, config_errors
 from mixedres._internal.files import expanded
 from mixedres._internal.names import __version__
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import HostState, workdir
 from mixedres.config import KEYS, flatten
-from mixedres.data import InputSpec, get_preprocessing
+from mixedres.data import InputSpec
 from mixedres.train.experiment import Experiment
 from mixedres.train.step import TrainState
 
@@ -134,8 +131,7 @@ def find_start(
 
 def latest_start(experiment: Experiment, directory: pathlib.Path, initial: InitialWeights | None = None) -> Start:
     """Returns `find_start` for the workdir `directory` without changing it."""
-    with contextlib.closing(checkpoints.Checkpoints((directory / workdir.CHECKPOINTS).absolute())) as saved:
-        return find_start(experiment, saved, initial)
+    return find_start(experiment, checkpoints.Checkpoints(directory / workdir.CHECKPOINTS), initial)
 
 
 def new_state(experiment: Experiment, initial: InitialWeights | None = None) -> TrainState:
@@ -219,72 +215,9 @@ def load_weights(given: str, like: Variables, model: models.Network, spec: Input
     """
     with config_errors("config.init_from"):
         file = checkpoints.read_weights(expanded(given))
-    found = file.architecture
-    if isinstance(model, models.ResNet):
-        _check_options(given, file, found, model)
-    described = checkpoints.describe_weights(file)
-    try:
-        variables, has_head = checkpoints.from_tensors(file.tensors, like, file.layout)
-    except MismatchError as error:
-        raise ConfigError(
-            f"config.init_from={given} is {described}, not the network of this config: {error}; set "
-            "--config.model.name=auto to take the network of the weights"
-        ) from None
-    note = "; ".join(
-        filter(None, (f"weights: {given} ({described})", file.note, checkpoints.note_of_version(file, model)))
-    )
+        variables, has_head = file.variables_for(model, like)
+    notes = [f"weights: {given} ({file.describe()})", *file.notes(model, spec)]
     if not has_head:
-        before = found.num_classes if found and found.num_classes else "none"
-        note += f"; the head is new: {model.num_classes} classes instead of {before}"
-    if spec is not None:
-        note += _other_normalization(file, spec) + _other_size(file, spec)
-    return InitialWeights(variables, has_head, note)
-
-
-def _other_normalization(file: checkpoints.WeightsFile, spec: InputSpec) -> str:
-    """Returns a note if the weights were trained on images with another mean or deviation, else ''."""
-    if file.input is None:
-        return ""
-    theirs, ours = ([given["mean"] or [], given["std"] or []] for given in (file.input, spec.to_json()))
-    if _alike(theirs, ours):
-        return ""
-    fits = [name for name in ("official", "torch") if _alike(theirs, get_preprocessing(name).normalization(3))]
-    advice = f"; set config.data.preprocessing={fits[0]}" if fits else ""
-    return f"; they are for images with other means or deviations than config.data.preprocessing gives here{advice}"
-
-
-def _other_size(file: checkpoints.WeightsFile, spec: InputSpec) -> str:
-    """Returns a note if the weights were trained on images of another size, else ''."""
-    before, now = file.input and file.input["shape"][0], spec.shape[0]
-    if before in (None, now):
-        return ""
-    return f"; trained on {before} pixels, and config.data.image_size gives {now}"
-
-
-def _alike(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> bool:
-    """Returns whether two pairs of means and deviations agree to the digits that libraries give."""
-    return all(len(a) == len(b) and np.allclose(a, b, rtol=0.05, atol=1.0) for a, b in zip(one, other, strict=True))
-
-
-def _check_options(
-    given: str, file: checkpoints.WeightsFile, found: checkpoints.Architecture | None, model: models.ResNet
-) -> None:
-    """Raises ConfigError if `model` has the shapes of the weights and computes something else."""
-    if found is None or found.stage_sizes != tuple(model.stage_sizes):
-        return
-    # Blocks of two convolutions are the same in versions 1 and 1.5.
-    if found.bottleneck and file.version not in (None, model.version):
-        raise ConfigError(
-            f"config.init_from={given} is of a ResNet of version {file.version}, which has weights of the same shapes; "
-            f"set config.model.version={file.version}"
-        )
-    wanted = {name: file.options.get(name, values[0]) for name, values in models.OPTIONS.items()}
-    if found.bottleneck:
-        wanted.pop("projection")  # every head of a stage has one
-    if model.small_images:
-        wanted.pop("pool_padding")
-    differing = [f"config.model.{name}={value}" for name, value in wanted.items() if getattr(model, name) != value]
-    if differing:
-        raise ConfigError(
-            f"config.init_from={given} is of a network with other padding or shortcuts; set {' and '.join(differing)}"
-        )
+        before = file.architecture.num_classes if file.architecture and file.architecture.num_classes else "none"
+        notes.append(f"the head is new: {model.num_classes} classes instead of {before}")
+    return InitialWeights(variables, has_head, "; ".join(notes))

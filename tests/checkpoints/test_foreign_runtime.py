@@ -80,13 +80,13 @@ def test_logits_are_those_of_onnxruntime(tmp_path):
     (theirs,) = session.run([LOGITS], {"input:0": images[..., ::-1].copy()})
     checkpoints.write_weights(tmp_path / "w.safetensors", tensors(found.graph))
     file = checkpoints.read_weights(tmp_path / "w.safetensors")
-    assert checkpoints.lacks_version(file) and file.architecture.num_classes == 2
+    assert file.lacks_version and file.architecture.num_classes == 2
 
     def error(dtype, version="1", padding="tensorflow"):
         policy = jmp.Policy(jnp.float32, dtype, jnp.float32)
         given = dataclasses.replace(file, version=version)
-        network = checkpoints.create_network(given, policy, epsilon=EPSILON, pool_padding=padding)
-        ours = network.apply(checkpoints.variables(file), images, train=False)
+        network = given.create_network(policy, epsilon=EPSILON, pool_padding=padding)
+        ours = network.apply(file.variables(), images, train=False)
         return np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
 
     assert error(jnp.float32) < 5e-6 < error(jnp.float16) < 5e-3 and error(jnp.bfloat16) < 2e-2

@@ -13,7 +13,6 @@ import pytest
 
 from mixedres import checkpoints, main, models, precision
 from mixedres._internal.errors import WeightsError
-from mixedres.checkpoints import load
 from mixedres.export import __main__ as export_command
 from tests.data import made
 
@@ -71,9 +70,9 @@ def logits(preset, file, images):
     policy, norm_policy = chosen.network_policies
     options = {"policy": policy, "norm_policy": norm_policy, "version": file.version}
     classes = checkpoints.architecture(file.tensors, file.layout).num_classes
-    model = models.create(load.network_name(file), num_classes=classes, **options)
+    model = models.create(file.name, num_classes=classes, **options)
     apply = jax.jit(lambda variables, x: chosen.rewrite(model.apply)(variables, x, train=False))
-    return np.asarray(apply(load.variables(file), images), np.float32)
+    return np.asarray(apply(file.variables(), images), np.float32)
 
 
 def export(source, target, *more):
@@ -84,8 +83,8 @@ def export(source, target, *more):
 @pytest.mark.parametrize("size", DEPTHS)
 def test_logits_equal_transformers(size, saved):
     folder, network = saved(size)
-    file = load.read_weights(folder)
-    assert load.network_name(file) == f"resnet{size}" and file.version == "1.5" and file.layout == "transformers"
+    file = checkpoints.read_weights(folder)
+    assert file.name == f"resnet{size}" and file.version == "1.5" and file.layout == "transformers"
     for pixels in (224, 160):
         images = np.random.default_rng(size).standard_normal((2, pixels, pixels, 3), np.float32)
         expected = their_logits(network, images)
@@ -98,8 +97,8 @@ def test_logits_equal_transformers(size, saved):
 def test_step_moves_the_running_statistics_as_pytorchs(fused, saved):
     """The last maps have four values a channel, whose unbiased variance is 4/3 of the biased one."""
     folder, network = saved(18)
-    file = load.read_weights(folder)
-    before = load.variables(file)
+    file = checkpoints.read_weights(folder)
+    before = file.variables()
     images = np.random.default_rng(0).standard_normal((4, 32, 32, 3), np.float32)
     for module in network.train().modules():
         if isinstance(module, torch.nn.BatchNorm2d):
@@ -119,7 +118,7 @@ def test_step_moves_the_running_statistics_as_pytorchs(fused, saved):
 @pytest.mark.slow
 def test_version_1_has_its_stride_in_the_first_convolution(saved, tmp_path, capsys):
     folder, network = saved(50, version="1")
-    file = load.read_weights(folder)
+    file = checkpoints.read_weights(folder)
     assert file.version == "1"
     images = np.random.default_rng(0).standard_normal((2, 96, 96, 3), np.float32)
     expected = their_logits(network, images)
@@ -134,9 +133,9 @@ def test_version_1_has_its_stride_in_the_first_convolution(saved, tmp_path, caps
 
 def test_transformers_loads_the_written_folder(saved, tmp_path, capsys):
     folder, network = saved(18)
-    assert load.read_weights(folder).batches == 2
+    assert checkpoints.read_weights(folder).batches == 2
     export(folder, tmp_path / "tv.safetensors")
-    there = load.read_weights(tmp_path / "tv.safetensors")
+    there = checkpoints.read_weights(tmp_path / "tv.safetensors")
     assert (there.layout, there.batches) == ("torchvision", 2)
     export(tmp_path / "tv.safetensors", tmp_path / "ours", "--layout=transformers")
     assert (tmp_path / "ours" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
@@ -253,7 +252,7 @@ def test_bfloat16_weights_widen_exactly(saved, tmp_path):
     name = "resnet.embedder.embedder.convolution.weight"
     assert file.tensors[name].dtype == np.float32
     np.testing.assert_array_equal(file.tensors[name], network.state_dict()[name].float().numpy())
-    assert jnp.float32 == load.variables(file)["params"]["stem_conv"]["kernel"].dtype
+    assert jnp.float32 == file.variables()["params"]["stem_conv"]["kernel"].dtype
 
 
 @pytest.mark.slow
@@ -266,7 +265,7 @@ def test_weights_of_transformers_train_in_half_precision(saved, tmp_path, capsys
     frozen = ["--config.trainable=^/head/", "--config.batch_norm.frozen"]
     assert main.main([*command, *frozen, f"--workdir={tmp_path / 'head'}"]) == 0
     assert "the head is new: 3 classes instead of 10" in capsys.readouterr().out
-    backbones = [load.variables(load.read_weights(path)) for path in (folder, tmp_path / "head")]
+    backbones = [checkpoints.read_weights(path).variables() for path in (folder, tmp_path / "head")]
     for backbone in backbones:
         backbone["params"].pop("head")
     for before, after in zip(*map(jax.tree.leaves, backbones), strict=True):
@@ -281,4 +280,5 @@ def test_weights_of_transformers_train_in_half_precision(saved, tmp_path, capsys
     assert network.config.id2label[1] == made.CLASSES[1] and processor.size["shortest_edge"] == 32
     images = np.random.default_rng(0).standard_normal((4, 32, 32, 3)).astype(np.float32)
     expected = their_logits(network, images)
-    np.testing.assert_allclose(logits("fp32", load.read_weights(tmp_path / "all"), images), expected, rtol=0, atol=1e-4)
+    ours = logits("fp32", checkpoints.read_weights(tmp_path / "all"), images)
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-4)

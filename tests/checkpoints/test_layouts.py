@@ -61,9 +61,9 @@ def test_blocks_of_no_network_are_named(tmp_path):
     fewer = {name: value for name, value in tensors.items() if not name.startswith("layer4.1.")}
     checkpoints.write_weights(tmp_path / "w.safetensors", fewer)
     known = "; mixedres has resnet14, resnet18, resnet26, resnet34, resnet50, resnet101, resnet152, resnet200, cifar_"
-    line = made.message(checkpoints.network_keys, tmp_path / "w.safetensors")
+    line = made.message(checkpoints.read_weights(tmp_path / "w.safetensors").network_keys)
     assert f" is a ResNet of bottleneck blocks 2, 2, 2, 1 of 10 classes, layout torchvision{known}" in line
-    assert made.message(checkpoints.variables, checkpoints.read_weights(tmp_path / "w.safetensors")) == line
+    assert made.message(checkpoints.read_weights(tmp_path / "w.safetensors").variables) == line
     checkpoints.write_weights(tmp_path / "whole.safetensors", tensors)
     classifier = predict.open_classifier(tmp_path / "whole.safetensors")
     note = "1.5; taking 1.5 (--config.model.version of a run, --model_version of predict)"

@@ -1,22 +1,26 @@
 """Checkpoints alone: which stay, which are whole, and who waits for the disk."""
 
+import itertools
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
-import time
 
 import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
-from etils import epath
 
+from mixedres._internal.errors import OtherModelError
 from mixedres._internal.files import CHECKSUMS
-from mixedres._internal.jax_compat import global_state
 from mixedres._internal.tree import fingerprint
-from mixedres.checkpoints import manager
-from mixedres.checkpoints.manager import Checkpoints, OtherModelError
+from mixedres.checkpoints import Checkpoints, folder
 from mixedres.train.metrics.log import Meter, Stopwatch
+from tests import ROOT
+from tests.checkpoints import saved_files
 
 
 def state(value):
@@ -37,12 +41,6 @@ def saved(tmp_path):
     made.close()
 
 
-def test_saving_needs_no_preemption_service(saved, monkeypatch):
-    monkeypatch.setattr(global_state, "client", object())  # as in a process of several, which disables the service
-    assert not saved._manager.reached_preemption(1)
-    monkeypatch.undo()
-
-
 def test_newest_and_the_best_stay(saved):
     for step in range(1, 7):
         saved.save(step, state(step), {"n": step, "loss": float("inf")}, best=min(step, 2))
@@ -55,13 +53,8 @@ def test_newest_and_the_best_stay(saved):
 @pytest.fixture
 def slow(monkeypatch):
     """A disk that finishes nothing before the event is set."""
-    free, finalize = threading.Event(), manager._Checksummed.finalize
-
-    def waiting(self, directory):
-        assert free.wait(30)
-        finalize(self, directory)
-
-    monkeypatch.setattr(manager._Checksummed, "finalize", waiting)
+    free = threading.Event()
+    saved_files.before_each(monkeypatch, lambda step: free.wait(30))
     yield free
     free.set()
 
@@ -69,7 +62,7 @@ def slow(monkeypatch):
 def test_slow_disk_delays_nothing_and_saves_the_newest_state_next(saved, slow):
     for step in (1, 2, 3):
         saved.save(step, state(step), {})
-        assert saved.poll() == []
+        assert saved.poll() == [] and saved.latest_step() == 1
     slow.set()
     assert saved.finish() == []
     assert steps(saved.directory) == [1, 3]
@@ -93,34 +86,6 @@ def test_waiting_copy_keeps_the_state_and_record_of_its_step(saved, slow):
     assert kept == {"line": {"applied": [1, 2.0, 1.0], "all": [1, 2.0, 1.0]}}
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_failed_save_keeps_earlier_and_later_checkpoints(tmp_path, monkeypatch, at_once):
-    """Orbax's thread for metadata lags behind everything else."""
-    path = type(epath.Path("/"))
-    write = path.write_text
-    monkeypatch.setattr(path, "write_text", lambda *args, **options: time.sleep(0.2) or write(*args, **options))
-    saved = Checkpoints(tmp_path / "checkpoints", keep=1)
-    saved.save(1, state(1), {})
-    assert saved.finish() == []
-
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        owner = type(saved._manager._checkpointer.handler) if at_once else manager._Checksummed
-        patch.setattr(owner, "async_save" if at_once else "finalize", full)
-        saved.save(2, state(2), {})
-        assert saved.finish() == ["the checkpoint of step 2 could not be written (No space left on device)"]
-    assert saved.latest_step() == 1
-    if at_once:
-        time.sleep(0.5)  # the thread that makes the directory gets to it after everything
-    else:
-        assert steps(saved.directory) == [1]
-    saved.save(3, state(3), {})
-    assert saved.finish() == [] and steps(saved.directory) == [3]
-    saved.close()
-
-
 def test_best_is_never_pushed_out_of_the_queue(saved, slow):
     for step in (1, 2, 3, 4):  # 4 takes the place of 3; neither waits for the disk
         saved.save(step, state(step), {}, best=2 if step > 1 else None)
@@ -138,21 +103,15 @@ def flip(data):
     return data[:middle] + bytes(byte ^ 0xFF for byte in data[middle : middle + 16]) + data[middle + 16 :]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [flip, lambda data: data[: len(data) // 2], lambda data: b"", None],
-    ids=["flipped bits", "half of it", "empty", "missing"],
-)
+@pytest.mark.parametrize("damage", [flip, lambda data: data[: len(data) // 2], lambda data: b"", None])
 def test_any_damage_to_any_file_is_found(saved, damage):
     for step in (1, 2):
         saved.save(step, state(step), {})
         saved.finish()
-    names = json.loads((saved.directory / "2" / "default" / CHECKSUMS).read_text())
-    assert len(names) > 3
-    for name in [*names, CHECKSUMS]:
-        path = saved.directory / "2" / "default" / name
-        if not (before := path.read_bytes()):
-            continue
+    names = json.loads((saved.directory / "2" / CHECKSUMS).read_text())
+    for path in (saved.directory / "2").iterdir():
+        name, before = path.name, path.read_bytes()
+        assert name in (*names, CHECKSUMS)
         path.write_bytes(damage(before)) if damage else path.unlink()
         restored, _, damaged = saved.restore_newest(LIKE)
         assert int(restored["step"]) == 1 and damaged == [2], name
@@ -165,10 +124,7 @@ def test_any_damage_to_any_file_is_found(saved, damage):
     [
         ({"step": LIKE["step"]}, r"params/kernel is float32\[4, 3\] there and missing here"),
         (LIKE | {"more": LIKE["step"]}, r"more is missing there and int32\[\] here"),
-        (
-            LIKE | {"params": {"kernel": jax.ShapeDtypeStruct((4, 2), jnp.float32)}},
-            r"params/kernel is float32\[4, 3\] there and float32\[4, 2\] here",
-        ),
+        (LIKE | {"params": {"kernel": jnp.zeros((4, 2))}}, r"kernel is float32\[4, 3\] there and float32\[4, 2\] here"),
         (LIKE | {"step": jax.ShapeDtypeStruct((), jnp.float32)}, r"step is int32\[\] there and float32\[\] here"),
     ],
 )
@@ -182,11 +138,35 @@ def test_checkpoint_of_another_model_lists_differing_arrays(saved, like, words):
 def test_partial_save_of_a_killed_process_is_removed(saved):
     saved.save(1, state(1), {})
     saved.finish()
-    partial = saved.directory / "2.orbax-checkpoint-tmp"
-    (partial / "default").mkdir(parents=True)
+    for name in saved_files.PARTIAL:
+        (saved.directory / name.format(2)).mkdir()
     assert saved.latest_step() == 1
     saved.remove_partial()
-    assert not partial.exists() and steps(saved.directory) == [1]
+    assert steps(saved.directory) == [1]
+
+
+def test_fault_at_any_call_loses_no_checkpoint(tmp_path):
+    """The process is killed, or the disk fails, before every call of the system, and in the middle of a file."""
+    command = [sys.executable, "-m", "tests.checkpoints.killed", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    ends = {(-signal.SIGXFSZ, False), (0, True), *itertools.product((1, 9), (False, True))}
+    assert {tuple(json.loads(line)) for line in done.stdout.splitlines()} == ends
+
+
+def test_files_are_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, monkeypatch):
+    """Files are told by their numbers, which a new name does not change."""
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), fsync(file)))
+    monkeypatch.setattr(
+        os, "replace", lambda *names, replace=os.replace: (synced.append(names[1].name), replace(*names))
+    )
+    folder.write(tmp_path, 2, {"step": np.asarray(2)}, "{}")
+    named = synced.index("2")
+    made = {path.stat().st_ino for path in (tmp_path / "2", *(tmp_path / "2").iterdir())}
+    assert len(made) == 4 and made <= set(synced[:named])
+    assert (tmp_path / "2" / CHECKSUMS).stat().st_ino in synced[: synced.index(CHECKSUMS)]
+    assert synced[named + 1 :] == [tmp_path.stat().st_ino]
 
 
 def test_fingerprint_sees_every_bit():

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mixedres import checkpoints, models, precision
-from mixedres.checkpoints import load, tensorflow_files, tensorflow_names
+from mixedres.checkpoints import tensorflow_files, tensorflow_names
 from tests.data import made
 
 RNG = np.random.default_rng(0)
@@ -42,7 +42,7 @@ def small_r1():
 def test_numbers_are_the_order_of_the_graph():
     """Projection, convolutions of the block, next block; the same for norms, with that of the stem before them."""
     variables = small_r1()
-    network = tensorflow_names.find_network(variables)
+    tensors, network, _ = tensorflow_names.find_network(variables)
     assert (network.version, network.options) == ("1.5", {"pool_padding": "tensorflow", "projection": "stage"})
     for ours, theirs in (
         ("params/stem_conv/kernel", "conv2d_3/kernel"),
@@ -55,12 +55,12 @@ def test_numbers_are_the_order_of_the_graph():
         ("batch_stats/block_layer2_1/norm2/var", "batch_normalization_8/moving_variance"),
         ("params/head/bias", "dense/bias"),
     ):
-        np.testing.assert_array_equal(network.tensors[ours], variables[f"scope/{theirs}"])
-    assert len(network.tensors) == len(variables)
+        np.testing.assert_array_equal(tensors[ours], variables[f"scope/{theirs}"])
+    assert len(tensors) == len(variables)
 
 
 def test_variables_outside_the_network_are_named():
-    note = tensorflow_names.find_network(small_r1() | {"tower/embedding": normal(3), "other/bias": normal(2)}).note
+    note = tensorflow_names.find_network(small_r1() | {"tower/embedding": normal(3), "other/bias": normal(2)})[2]
     assert note.endswith("left out, as they are not of the network: other/bias, tower/embedding")
 
 
@@ -69,7 +69,7 @@ def test_biases_before_a_norm_are_folded_into_the_mean():
     variables = {"conv1_conv/kernel": normal(7, 7, 3, 4), "conv1_conv/bias": normal(4)} | norm("conv1_bn")
     variables |= {"conv2_block1_1_conv/kernel": normal(1, 1, 4, 4), "conv2_block1_1_conv/bias": normal(4)}
     variables |= norm("conv2_block1_1_bn") | {"predictions/kernel": normal(4, 2), "predictions/bias": normal(2)}
-    tensors = tensorflow_names.find_network(variables).tensors
+    tensors = tensorflow_names.find_network(variables)[0]
     pixels = normal(5, 7, 7, 3)
     theirs = np.einsum("bijc,ijco->bo", pixels[..., ::-1], variables["conv1_conv/kernel"])
     theirs = theirs + variables["conv1_conv/bias"] - variables["conv1_bn/moving_mean"]
@@ -180,17 +180,17 @@ def test_weights_of_keras_applications_predict_the_same(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr[-2000:]
     theirs = np.load(tmp_path / "found.npz")
     for name in ("a.weights.h5", "b.keras"):
-        file = load.read_weights(tmp_path / name)
-        assert (load.network_name(file), file.version, file.options, file.epsilon) == ("resnet50", "1", {}, 1.001e-5)
+        file = checkpoints.read_weights(tmp_path / name)
+        assert (file.name, file.version, file.options, file.epsilon) == ("resnet50", "1", {}, 1.001e-5)
         options = {"version": file.version, "epsilon": file.epsilon, "policy": precision.get("fp32").policy}
         model = models.create("resnet50", num_classes=10, precision="highest", **options)
         apply = jax.jit(lambda variables, x, model=model: model.apply(variables, x, train=False))
-        logits = apply(load.variables(file), theirs["images"])
+        logits = apply(file.variables(), theirs["images"])
         assert np.linalg.norm(logits - theirs["logits"]) < 2e-4 * np.linalg.norm(theirs["logits"])
-    backbone = load.read_weights(tmp_path / "notop.weights.h5")
-    assert load.describe_weights(backbone) == "resnet101 without a head, layout mixedres"
+    backbone = checkpoints.read_weights(tmp_path / "notop.weights.h5")
+    assert backbone.describe() == "resnet101 without a head, layout mixedres"
     with pytest.raises(checkpoints.WeightsError, match=r"ResNet V2 of keras\.applications, which"):
-        load.read_weights(tmp_path / "v2.weights.h5")
+        checkpoints.read_weights(tmp_path / "v2.weights.h5")
 
 
 @pytest.fixture(scope="module")

@@ -33,15 +33,6 @@ def contents(directory):
     return {path.name for path in directory.iterdir()}
 
 
-def test_text_is_on_the_disk_before_it_gets_the_name(tmp_path, monkeypatch):
-    calls = []
-    for name in ("fsync", "replace"):
-        call = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *args, name=name, call=call: (calls.append(name), call(*args)))
-    files.replace_text(tmp_path / "file", "content")
-    assert calls == ["fsync", "replace"] and (tmp_path / "file").read_text() == "content"
-
-
 @pytest.mark.parametrize("clean", [False, True])
 def test_files_of_somebody_else_are_refused(tmp_path, clean):
     """Others have a config.json and checkpoints, too."""
@@ -114,14 +105,8 @@ def test_changed_config_and_a_grown_batch_are_listed(tmp_path):
 
 def test_clean_removes_only_files_of_a_run(tmp_path):
     claim(tmp_path)
-    for name in (
-        workdir.SUMMARY,
-        workdir.METRICS,
-        "events.out.tfevents.1.host",
-        "summary.json.part",
-        "notes.txt",
-        "a.zip.part",
-    ):
+    others = ("events.out.tfevents.1.host", "summary.json.part", "notes.txt", "a.zip.part")
+    for name in (workdir.SUMMARY, workdir.METRICS, *others):
         (tmp_path / name).write_text("x")
     for name in ("12", "weights of mine", "2026-best-of-march", "6-copy"):
         (tmp_path / workdir.CHECKPOINTS / name).mkdir(parents=True)

@@ -8,9 +8,7 @@ import pathlib
 import re
 import resource
 import signal
-import sys
 import tempfile
-import threading
 import traceback
 import warnings
 from unittest import mock
@@ -87,10 +85,6 @@ def _as_a_process():
     warnings.resetwarnings()
     for ignored in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
         warnings.simplefilter("ignore", ignored)
-    with (
-        mock.patch.object(logging.root, "handlers", []),
-        mock.patch.object(sys, "unraisablehook", sys.unraisablehook),
-        mock.patch.object(threading, "excepthook", threading.excepthook),
-    ):
-        process.drop_noise()
+    with mock.patch.object(logging.root, "handlers", []):
+        process.quiet_libraries()
         yield

@@ -94,11 +94,6 @@ def read(corpus, tmp_path, monkeypatch):
     return judge_mutants
 
 
-# Coroutines and threads of Orbax complain after a restoration has failed.
-quiet = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@quiet
 @pytest.mark.slow
 def test_mutants_are_accepted_or_refused_in_one_line(read):
     """All formats in one test, for one corpus."""
@@ -106,7 +101,6 @@ def test_mutants_are_accepted_or_refused_in_one_line(read):
         read(kind, 50 if kind in ("data", "checkpoint") else 200)  # they read a whole checkpoint
 
 
-@quiet
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_mutants(kind, read):

@@ -51,30 +51,6 @@ def test_run_without_standard_streams_succeeds(closed, place):
     assert done.returncode == 2
 
 
-# Trains where the directory of the last checkpoint cannot be made.
-NO_ROOM = """
-import os
-from mixedres import main
-from mixedres._internal.cli import process
-make = os.mkdir
-def mkdir(path, *rest, **options):
-    if "/4.orbax-checkpoint-tmp" in os.fspath(path):
-        raise OSError(28, "No space left on device")
-    make(path, *rest, **options)
-os.mkdir = mkdir
-process.start(main.main)
-"""
-
-
-@pytest.mark.slow
-def test_checkpoint_that_cannot_be_begun_does_not_delay_the_end(place):
-    """Threads of Orbax would wait five minutes for it."""
-    command = [sys.executable, "-W", "ignore", "-c", NO_ROOM, *TINY, f"--workdir={place}/run"]
-    done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 1
-    assert "the checkpoint of step 4 could not be written (No space left on device); nothing is saved" in done.stderr
-
-
 def test_program_without_a_console_shows_no_progress(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stderr", None)
     shown = progress.StepProgress(10, 0, 16)

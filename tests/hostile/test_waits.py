@@ -18,6 +18,7 @@ from mixedres.checkpoints import RecordedRun, workdir
 from mixedres.data.images import decoding
 from mixedres.data.sources import Synthetic
 from tests import ROOT
+from tests.checkpoints import saved_files
 from tests.data import made
 from tests.hostile.commands import environment
 from tests.interruptions import runs
@@ -119,7 +120,7 @@ def wait_for(place, words, process, file="log"):
 def assert_gone(group, place):
     """No process of the group is left, no shared memory, and nothing half written."""
     assert runs.processes_left(group) == []
-    assert not list(place.rglob("*.part")) and not list(place.rglob("*orbax-checkpoint-tmp*"))
+    assert not list(place.rglob("*.part")) and not list(place.rglob(saved_files.PARTIAL[0].format("*")))
 
 
 # Seconds after the command takes signals, 0.2 s of CPU time after its start. Before that Python answers signals.

@@ -105,7 +105,7 @@ def _child(argv, fault, log):
     if fault is not None:
         _arm(fault, log)
     console.prepare()  # these are the lines of `process.start`, which would start Python anew for huge pages
-    process.drop_noise()
+    process.quiet_libraries()
     signals.end_at_once()
     status = main.main(argv)
     console.give_up()

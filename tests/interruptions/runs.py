@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.checkpoints import saved_files
+
 SMALL = (
     "--config.data.image_size=8",
     "--config.num_devices=1",
@@ -28,7 +30,6 @@ SMALL = (
 SPEEDS = {"examples_per_second", "data_wait"}
 # Step of the first evaluation of a run that is stopped during one.
 EVALUATED = 50
-PARTIAL = "*.orbax-checkpoint-tmp*"
 SHARED_MEMORY = Path("/dev/shm")
 # Seconds in which everything that a run started must be gone, on a machine with other work.
 PATIENCE = 60.0
@@ -125,7 +126,7 @@ def in_the_first_seconds(run, workdir):
 def in_a_checkpoint(run, workdir):
     """Waits for a random moment, and then until a checkpoint is being written, and a little more."""
     at_random(run, workdir)
-    while run.process.poll() is None and not any((workdir / "checkpoints").glob(PARTIAL)):
+    while run.process.poll() is None and not any((workdir / "checkpoints").glob(saved_files.PARTIAL[0].format("*"))):
         time.sleep(0.0005)
     time.sleep(random.uniform(0.0, 0.03))
 

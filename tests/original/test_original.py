@@ -97,7 +97,7 @@ def variables_of(file, prefix):
     from mixedres.checkpoints import tensorflow_names
 
     named = {key.removeprefix(prefix): file[key] for key in file.files if key.startswith(prefix)}
-    return tensorflow_names.find_network(named).tensors
+    return tensorflow_names.find_network(named)[0]
 
 
 def flat(variables):

@@ -20,7 +20,6 @@ from PIL import Image, ImageOps
 import mixedres
 from mixedres import checkpoints, data, main
 from mixedres._internal.errors import ConfigError
-from mixedres.checkpoints import load
 from mixedres.data.images import crops
 from mixedres.export import __main__ as export_command
 from mixedres.predict import __main__ as predict
@@ -46,7 +45,7 @@ def test_probabilities_equal_the_evaluation(preset, place, capsys):
     assert status == 0 and len(found) == 21
 
     experiment = build(run_cases.on_images(place, preset or "fp16"))
-    variables = load.variables(load.read_weights(place / "run"))
+    variables = checkpoints.read_weights(place / "run").variables()
     forward = experiment.precision.rewrite(lambda images: experiment.model.apply(variables, images, train=False))
     apply_fn = jax.jit(forward)
     batches = list(experiment.source.eval_batches(16))

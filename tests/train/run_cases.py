@@ -9,8 +9,7 @@ import numpy as np
 from tensorboardX.proto import event_pb2
 
 from mixedres import models, train
-from mixedres.checkpoints import workdir
-from mixedres.checkpoints.manager import Checkpoints
+from mixedres.checkpoints import Checkpoints, workdir
 from mixedres.config import values as base
 from mixedres.train import start
 from tests.data import made

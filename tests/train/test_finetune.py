@@ -9,10 +9,11 @@ import pytest
 
 from mixedres import checkpoints, data, models
 from mixedres._internal.errors import ConfigError
-from mixedres.checkpoints import layouts, load, workdir
+from mixedres.checkpoints import layouts, workdir
 from mixedres.data.images import preprocessing
 from mixedres.train import optimizers, start
 from tests import arrays
+from tests.checkpoints import saved_files
 from tests.train import run_cases
 from tests.train.run_cases import build, tiny
 
@@ -29,7 +30,7 @@ def backbone(tmp_path_factory, one_block):
 
 def tensors(directory):
     """{path: array} of the weights of a run."""
-    return load.read_weights(directory).tensors
+    return checkpoints.read_weights(directory).tensors
 
 
 @pytest.mark.parametrize("through", ["workdir", "torchvision"])
@@ -65,7 +66,7 @@ def test_head_of_another_size_is_new_and_noted(backbone, tmp_path, capsys):
         (directory / workdir.SUMMARY).unlink()
         if killed:
             shutil.rmtree(directory / workdir.CHECKPOINTS)
-            (directory / workdir.CHECKPOINTS / "2.orbax-checkpoint-tmp").mkdir(parents=True)
+            (directory / workdir.CHECKPOINTS / saved_files.PARTIAL[0].format(2)).mkdir(parents=True)
         assert run_cases.fit(config, directory)["fingerprint"] == first
         assert (f"weights: {backbone}" in capsys.readouterr().out) == killed
 
@@ -79,7 +80,7 @@ def of_bottlenecks(monkeypatch):
         read = checkpoints.WeightsFile(pathlib.Path("there"), {}, *fields, **options)
         monkeypatch.setattr(checkpoints, "read_weights", lambda path: read)
 
-    monkeypatch.setattr(checkpoints, "from_tensors", lambda *_: ({}, True))
+    monkeypatch.setattr(layouts, "from_tensors", lambda *_: ({}, True))
     architecture = checkpoints.Architecture(True, tuple(model.stage_sizes), 3, 3)
     monkeypatch.setattr(checkpoints.WeightsFile, "architecture", architecture)
     return model, file

@@ -65,7 +65,7 @@ def trained(place, tmp_path_factory):
 def evaluated(place, trained):
     """(images, softmax of the logits of the run's weights) over the evaluation data."""
     directory, experiment = trained[0], run_cases.build(on_images(place))
-    variables = checkpoints.variables(checkpoints.read_weights(directory))
+    variables = checkpoints.read_weights(directory).variables()
     images = np.concatenate([batch["image"] for batch in experiment.source.eval_batches(16)])
     apply_fn = jax.jit(lambda images: experiment.model.apply(variables, experiment.normalize_fn(images)))
     return images, np.asarray(jax.nn.softmax(apply_fn(images)))
@@ -107,7 +107,7 @@ def test_weights_travel_in_our_layout_alone(place, trained, tmp_path, capsys):
     assert export.main(["export", f"--from={directory}", f"--to={file}"]) == 2
     assert "torchvision has ResNets only, and this network is none; write --layout=mixedres" in capsys.readouterr().err
     assert export.main(["export", f"--from={directory}", f"--to={file}", "--layout=mixedres"]) == 0
-    bits = [arrays.bits(checkpoints.variables(checkpoints.read_weights(path))) for path in (directory, file)]
+    bits = [arrays.bits(checkpoints.read_weights(path).variables()) for path in (directory, file)]
     assert bits[0] == bits[1]
     experiment = run_cases.build(on_images(place))
     initial = train.start.load_weights(str(file), experiment.variable_shapes(), experiment.model)

@@ -10,11 +10,11 @@ import pytest
 
 from mixedres import checkpoints
 from mixedres._internal.errors import Stopped, TrainingError
-from mixedres.checkpoints import manager, workdir
-from mixedres.checkpoints.manager import Checkpoints
+from mixedres.checkpoints import Checkpoints, workdir
 from mixedres.train import evaluation, loop, start
 from mixedres.train.metrics.log import RunLog
 from tests import arrays
+from tests.checkpoints import saved_files
 from tests.train import run_cases
 from tests.train.run_cases import after, build, final_state
 
@@ -180,18 +180,15 @@ def test_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, capsys
 
 
 def test_failed_checkpoint_is_a_warning_unless_it_is_the_last(whole, tmp_path, monkeypatch, capsys):
-    finalize = manager._Checksummed.finalize
-
-    def full(self, directory):
-        if f"/{step}." in str(directory):
+    def full(saved):
+        if saved == step:
             fails.append(step)
             if len(fails) <= most:
-                raise OSError(28, "No space left on device")
-        finalize(self, directory)
+                saved_files.full_disk()
 
     step, fails, most = 4, [], 100
     with monkeypatch.context() as patch:
-        patch.setattr(manager._Checksummed, "finalize", full)
+        saved_files.before_each(patch, full)
         summary = run_cases.fit(config(), tmp_path / "run")
         captured = capsys.readouterr()
         assert "the checkpoint of step 4 could not be written (No space left on device)" in captured.out

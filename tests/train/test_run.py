@@ -14,8 +14,7 @@ from mixedres import models
 from mixedres._internal.cli.compilation import CompilationCounter
 from mixedres._internal.errors import ConfigError, NonFiniteError
 from mixedres._internal.formats import stamped
-from mixedres.checkpoints import RunDirectory, workdir
-from mixedres.checkpoints.manager import Checkpoints
+from mixedres.checkpoints import Checkpoints, RunDirectory, workdir
 from mixedres.data import Synthetic
 from mixedres.models.factory import create
 from mixedres.train import run, start
@@ -32,14 +31,14 @@ pytestmark = pytest.mark.usefixtures("small_network")
 @pytest.fixture(scope="module", autouse=True)
 def disk_keeps_up():
     """No checkpoint is left out, as one is while a slow disk still writes the last."""
-    start_one = Checkpoints._start
+    start_one = Checkpoints._start_waiting
 
-    def written(self, *arguments):
-        start_one(self, *arguments)
+    def written(self):
+        start_one(self)
         self._wait()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpoints, "_start", written)
+        patch.setattr(Checkpoints, "_start_waiting", written)
         yield
 
 

@@ -38,7 +38,7 @@ from mixedres import main
 from mixedres._internal.cli import process
 from mixedres.train import distributed
 from tests.train import run_cases
-process.drop_noise()  # as in every command
+process.quiet_libraries()  # as in every command
 progress = distributed.ProcessGroup.progress
 def faulty(self, step):
     FAULT
@@ -191,9 +191,9 @@ def test_two_processes_killed_stopped_and_started_again_equal_one(alone, tmp_pat
 @pytest.mark.slow
 def test_full_disk_of_process_0_blocks_no_process(tmp_path):
     full = (
-        "from mixedres.checkpoints import manager\n"
-        "    def fail(self, directory): raise OSError(28, 'No space left on device')\n"
-        "    manager._Checksummed.finalize = fail"
+        "import pytest\n"
+        "    from tests.checkpoints import saved_files\n"
+        "    saved_files.before_each(pytest.MonkeyPatch(), saved_files.full_disk)"
     )
     done = together(tmp_path / "run", full, "pass")
     assert [status for status, *_ in done] == [1, 1], done

@@ -1,0 +1,248 @@
+"""Reading and writing of weights: of a run, a file, a folder that transformers saved, a checkpoint of TensorFlow."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from mixedres import models
+from mixedres._internal.errors import WeightsError, reason
+from mixedres._internal.files import check_weights_exist, parse_json, read_regular, split_checkpoint, write_whole
+from mixedres._internal.formats import stamped
+from mixedres._internal.names import LAYOUTS
+from mixedres._internal.types import DType, Json, Record
+from mixedres.checkpoints import huggingface, pytorch_files, tensorflow_files, tensorflow_names, workdir
+from mixedres.checkpoints.documents import Facts, read_facts, read_record
+from mixedres.checkpoints.layouts import COUNTER, batches_of, layout_of
+from mixedres.checkpoints.manager import Checkpoints
+from mixedres.checkpoints.weights import WeightsFile
+from mixedres.data import InputSpec
+
+# Key in the metadata of a .safetensors file: JSON of `Facts`.
+_ABOUT = "mixedres"
+_SAFETENSORS = ".safetensors"
+# Dtypes by their names in a .safetensors file; the integers are PyTorch's counters.
+_DTYPES: dict[str, DType] = dict(F16=np.float16, BF16=jnp.bfloat16, F32=np.float32, F64=np.float64, I64=np.int64)
+# Most axes of a tensor: a convolution's kernel has four.
+_MOST_AXES = 4
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+# Files in a folder, in the order in which transformers looks for them.
+_IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
+# Beginnings of all names in files of DataParallel and averaging, torch.compile, Lightning and networks inside others.
+_PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.")
+# Counter beside the weights of torch.optim.swa_utils.AveragedModel.
+_AVERAGED = "n_averaged"
+
+
+def read_weights(path: pathlib.Path) -> WeightsFile:
+    """Reads the weights of a run, of a file, of a folder that transformers saved, or of a checkpoint of TensorFlow.
+
+    For a run, reads the newest undamaged checkpoint, or the one that the path names (runs/x@best, runs/x@600), and the
+    moving average of the weights if there is one.
+
+    Raises:
+      WeightsError: if there are no weights, or they cannot be read.
+    """
+    try:
+        directory, name = split_checkpoint(path)
+        if (directory / workdir.CHECKPOINTS).is_dir() and workdir.RecordedRun(directory).holds_config():
+            return _read_run(directory, name)
+        if name is not None:
+            raise WeightsError(f"{directory} holds no run, so it has no checkpoint {name}")
+        return _read_file(path)
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read ({reason(error)})") from None
+
+
+def _read_run(directory: pathlib.Path, name: str | None) -> WeightsFile:
+    recorded = workdir.RecordedRun(directory)
+    only = None if name is None else recorded.step_named(name)
+    if not recorded.steps():
+        raise WeightsError(f"{directory} has no checkpoint yet; train first")
+    try:
+        arrays, record, damaged = Checkpoints(directory / workdir.CHECKPOINTS).restore_newest(None, only)
+    except OSError as error:
+        raise WeightsError(str(error)) from None
+    where = f"the {'newest checkpoint' if only is None else f'checkpoint of step {only}'} in {directory}"
+    config, data = read_record(record, where)["config"], recorded.data() or {}
+    names = tuple(data.get("class_names", ()))
+    options = {name: config[f"model.{name}"] for name in models.OPTIONS}
+    try:
+        spec = None if data.get("input") is None else InputSpec.from_json(data["input"]).to_json()
+    except ValueError as error:
+        raise WeightsError(f"{directory / workdir.DATA}: {error}") from None
+    tensors, step = _tensors_and_step(arrays, where)
+    return WeightsFile(
+        directory,
+        _checked(directory, tensors),
+        "mixedres",
+        batches=step,
+        network=config["model.name"],
+        num_classes=data.get("num_classes", len(names)),
+        version=config["model.version"] or models.default_version(config["model.name"]),
+        options={name: value for name, value in options.items() if value != models.OPTIONS[name][0]},
+        class_names=names or None,
+        epsilon=config["batch_norm.epsilon"],
+        input=spec,
+        run=workdir.portable(config),
+        note=f"no checkpoint of step {', '.join(map(str, damaged))} is whole; taking step {step}" if damaged else "",
+    )
+
+
+def _tensors_and_step(arrays: Mapping[str, np.ndarray], where: str) -> tuple[dict[str, np.ndarray], int]:
+    """Returns the weights in a checkpoint, averaged if the run had a moving average, and the number of steps."""
+    averages = {name.removeprefix("ema/"): array for name, array in arrays.items() if name.startswith("ema/")}
+    tensors = averages or {name: x for name, x in arrays.items() if name.startswith(("params/", "batch_stats/"))}
+    step = arrays.get("step")
+    if not tensors or step is None or step.shape or step.dtype != np.int32 or step < 0:
+        raise WeightsError(f"{where} holds no state of a training run; put back a copy")
+    return tensors, int(step)
+
+
+def _read_file(path: pathlib.Path) -> WeightsFile:
+    """Reads a file, or the file in a folder that transformers or TensorFlow would read."""
+    check_weights_exist(path)
+    file = path
+    if path.is_dir():
+        file = next((path / name for name in _IN_FOLDER if (path / name).is_file()), path)
+    if file == path and tensorflow_files.is_checkpoint(path):
+        return _of_tensorflow(path, tensorflow_files.read_checkpoint(path))
+    if file.is_dir():
+        raise WeightsError(
+            f"{path} holds neither {' nor '.join(_IN_FOLDER)}, nor a file 'checkpoint' of TensorFlow, nor a SavedModel"
+        )
+    if os.path.lexists(file) and not file.is_file():
+        raise WeightsError(f"{file} is no regular file, or a link to nowhere; name a file of weights or a workdir")
+    if file.suffix in tensorflow_files.KERAS:
+        return _of_tensorflow(file, tensorflow_files.read_keras(file))
+    about, note = None, ""
+    if file.suffix == _SAFETENSORS:
+        tensors, about = _read_safetensors(file)
+    elif file.suffix in pytorch_files.ENDINGS:
+        tensors, note = pytorch_files.read(file)
+    else:
+        known = ", ".join((_SAFETENSORS, *pytorch_files.ENDINGS, *tensorflow_files.KERAS))
+        raise WeightsError(
+            f"{file} is no file of weights; those end in {known}, and a checkpoint of TensorFlow is named without "
+            ".index, .meta or .data-00000-of-00001"
+        )
+    tensors, prefix = _without_prefix(tensors)
+    if prefix not in ("", "module."):
+        note = "; ".join(filter(None, (note, f"the beginning {prefix!r} of all names is left out")))
+    tensors = _checked(file, tensors)
+    layout = layout_of(tensors) or ("mixedres" if '"network"' in (about or "") else None)
+    if layout is None:
+        names = ", ".join(sorted(tensors)[:3]) or "no tensor"
+        raise WeightsError(f"{file} holds no ResNet of the layouts {' and '.join(LAYOUTS)} (it has {names} ...)")
+    facts = _read_facts(file, layout, about)
+    return WeightsFile(file, tensors, layout, batches_of(tensors), note=note, **vars(facts))
+
+
+def _without_prefix(tensors: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], str]:
+    """Returns the tensors without the beginning that all names have in files of some programs, and this beginning."""
+    removed = ""
+    while tensors:
+        tensors = {name: value for name, value in tensors.items() if name != _AVERAGED}
+        prefix = next((prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in tensors)), "")
+        if not prefix:
+            break
+        tensors, removed = {name.removeprefix(prefix): x for name, x in tensors.items()}, removed + prefix
+    return tensors, removed
+
+
+def _of_tensorflow(path: pathlib.Path, variables: Mapping[str, np.ndarray]) -> WeightsFile:
+    """Returns the weights of variables of TensorFlow or Keras, in the layout 'mixedres'."""
+    try:
+        tensors, facts, note = tensorflow_names.find_network(variables)
+    except WeightsError as error:
+        raise WeightsError(f"{path} {error}") from None
+    return WeightsFile(path, _checked(path, tensors), "mixedres", note=note, **vars(facts))
+
+
+def _read_facts(file: pathlib.Path, layout: str, about: str | None) -> Facts:
+    """Returns the facts beside the tensors: from the file's metadata, or from JSON files of transformers and timm."""
+    try:
+        facts = read_facts(parse_json(about) if about else {}, file)
+        models.check_options(facts.options)
+        if facts.network not in (None, *models.NETWORKS):
+            there = ", ".join(models.NETWORKS) or "none"
+            raise ValueError(f"network {facts.network!r}; mixedres.models.NETWORKS has {there}")
+    except (ValueError, TypeError) as error:
+        raise WeightsError(f"{file}: the metadata that mixedres wrote cannot be read ({error})") from None
+    config, processor = file.with_name(huggingface.CONFIG), file.with_name(huggingface.PROCESSOR)
+    known: Record = {"input": facts.input}
+    try:
+        if layout == "torchvision" and config.is_file():
+            known |= huggingface.read_timm_config(config)
+        if layout == "transformers" and config.is_file():
+            known["version"], known["class_names"] = huggingface.read_network_config(config)
+        if layout == "transformers" and processor.is_file():
+            known["input"] = huggingface.read_processor_config(processor)
+        if known["input"] is not None:
+            known["input"] = InputSpec.from_json(known["input"]).to_json()
+    except ValueError as error:
+        raise WeightsError(str(error)) from None
+    return dataclasses.replace(facts, **known)
+
+
+def write_weights(
+    path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, Json] | None = None
+) -> None:
+    """Writes a .safetensors file, whole or not at all.
+
+    Args:
+      path: path of the file, which ends in .safetensors.
+      tensors: tensors by name.
+      about: facts about the network, as `WeightsFile.metadata` has them.
+
+    Raises:
+      WeightsError: if the file cannot be written.
+    """
+    # transformers refuses files without this format.
+    metadata = {"format": "pt"} | ({_ABOUT: json.dumps(stamped(dict(about)))} if about else {})
+    # safetensors writes the memory of a view in place of its numbers.
+    whole = {name: np.asarray(value, order="C") for name, value in tensors.items()}
+    try:
+        with write_whole(path) as partial:
+            safetensors.numpy.save_file(whole, partial, metadata=metadata)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise WeightsError(f"{path} cannot be written ({reason(error)})") from None
+
+
+def _read_safetensors(file: pathlib.Path) -> tuple[dict[str, np.ndarray], str | None]:
+    """Returns the tensors, and the metadata that mixedres wrote."""
+    # Read into memory and not mapped, because a mapped file that becomes shorter would end the process.
+    data = read_regular(file)
+    try:
+        stored = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+        length = int.from_bytes(data[:8], "little")
+        about = parse_json(data[8 : 8 + length]).get("__metadata__", {}).get(_ABOUT)
+    except (safetensors.SafetensorError, ValueError, AttributeError) as error:
+        raise WeightsError(f"{file} is no whole safetensors file ({error})") from None
+    tensors = {}
+    for name, tensor in stored:
+        if tensor["dtype"] not in _DTYPES:
+            raise WeightsError(f"{file}: {name} is {tensor['dtype']}; weights are {', '.join(_FLOATS)}")
+        if len(tensor["shape"]) > _MOST_AXES:
+            raise WeightsError(f"{file}: {name} has {len(tensor['shape'])} axes; weights have at most {_MOST_AXES}")
+        tensors[name] = np.frombuffer(tensor["data"], _DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
+    return tensors, about
+
+
+def _checked(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the tensors; raises WeightsError unless all have a floating-point type and are finite in float32."""
+    for name, value in tensors.items():
+        if name.endswith(COUNTER) and np.issubdtype(value.dtype, np.integer):
+            continue
+        if value.dtype not in map(np.dtype, _DTYPES.values()) or np.issubdtype(value.dtype, np.integer):
+            raise WeightsError(f"{path}: {name} is {value.dtype}; weights are {', '.join(_FLOATS)}")
+        with np.errstate(over="ignore"):
+            if not np.isfinite(value.astype(np.float32)).all():
+                raise WeightsError(f"{path}: {name} has numbers that are not finite in float32")
+    return dict(tensors)
