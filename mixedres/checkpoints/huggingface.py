@@ -56,8 +56,7 @@ def _refuse_others(config: Record, table: Mapping[str, tuple[Json, ...]], path: 
 def read_network_config(path: pathlib.Path) -> tuple[str | None, tuple[str, ...] | None]:
     """Returns the version of the network and the names of its classes; None if the file does not have them.
 
-    Raises:
-      ValueError: if the file is no config.json of transformers, or of a network that mixedres does not compute.
+    Raises ValueError if the file is no config.json of transformers, or of a network that mixedres does not compute.
     """
     config = _read_object(path)
     _refuse_others(config, _NETWORK, path)
@@ -73,8 +72,7 @@ def read_network_config(path: pathlib.Path) -> tuple[str | None, tuple[str, ...]
 def read_timm_config(path: pathlib.Path) -> Record:
     """Returns what a config.json of timm's hub says: 'class_names', 'input', 'version'; {} for another program's file.
 
-    Raises:
-      ValueError: if the file names an architecture that mixedres does not compute.
+    Raises ValueError if the file names an architecture that mixedres does not compute.
     """
     config = _read_object(path)
     if "architecture" not in config:
@@ -100,9 +98,8 @@ def read_timm_config(path: pathlib.Path) -> Record:
 def read_processor_config(path: pathlib.Path) -> Record:
     """Returns the network's input, as `mixedres.data.InputSpec.from_json` takes it.
 
-    Raises:
-      ValueError: if the file is no preprocessor_config.json of transformers, or of another processor than those that
-        cut out the center of an image.
+    Raises ValueError if the file is no preprocessor_config.json of transformers, or of another processor than those
+    that cut out the center of an image.
     """
     config = _read_object(path)
     _refuse_others(config, _PREPROCESSING, path)

@@ -149,8 +149,7 @@ class RunDirectory(RecordedRun):
     def _holds_run(self, *, clean: bool) -> bool:
         """Returns whether the directory holds a run.
 
-        Raises:
-          ConfigError: if the directory holds other files; without `clean`, also if its config cannot be read.
+        Raises ConfigError if the directory holds other files; without `clean`, also if its config cannot be read.
         """
         if self.holds_config():
             return True
@@ -172,8 +171,7 @@ class RunDirectory(RecordedRun):
     def _may_go_on(self, config: Record, data: Record) -> bool:
         """Returns whether `config` may continue the run; False if it may not, and the run has no results.
 
-        Raises:
-          ConfigError: if it may not, and the run has results.
+        Raises ConfigError if it may not, and the run has results.
         """
         try:
             self.check_data(data)

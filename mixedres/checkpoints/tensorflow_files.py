@@ -44,16 +44,13 @@ def is_checkpoint(path: pathlib.Path) -> bool:
 def read_checkpoint(path: pathlib.Path) -> dict[str, np.ndarray]:
     """Returns the float variables of a checkpoint of format V2, without the state of optimizers and counters.
 
-    Args:
-      path: the checkpoint's prefix (model.ckpt-1234 for the files model.ckpt-1234.index and .data-00000-of-00001), a
-        folder whose file 'checkpoint' names the newest checkpoint, or a SavedModel.
+    `path`: the checkpoint's prefix (model.ckpt-1234 for the files model.ckpt-1234.index and .data-00000-of-00001), a
+    folder whose file 'checkpoint' names the newest checkpoint, or a SavedModel.
 
-    Returns:
-      Arrays by the names of the variables, such as 'resnet_model/conv2d/kernel' in a graph, and 'conv1/kernel' in
-      Keras.
+    Returns arrays by the names of the variables, such as 'resnet_model/conv2d/kernel' in a graph, and 'conv1/kernel' in
+    Keras.
 
-    Raises:
-      WeightsError: if the checkpoint cannot be read or has no such variables, or TensorFlow is not installed.
+    Raises WeightsError if the checkpoint cannot be read or has no such variables, or TensorFlow is not installed.
     """
     try:
         import tensorflow as tf
@@ -90,8 +87,7 @@ def _names(reader: "tf.train.CheckpointReader") -> dict[str, str]:
 def read_keras(file: pathlib.Path) -> dict[str, np.ndarray]:
     """Returns the variables of a .keras, .weights.h5 or .h5 file by layer, such as 'conv1_conv/kernel'.
 
-    Raises:
-      WeightsError: if the file cannot be read.
+    Raises WeightsError if the file cannot be read.
     """
     try:
         import h5py

@@ -37,8 +37,7 @@ _MEANS = {"applications": [123.68, 116.779, 103.939], "others": [123.68, 116.78,
 def find_network(variables: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], Facts, str]:
     """Returns the tensors in the layout 'mixedres' of the network that has these variables, its facts, and a note.
 
-    Raises:
-      WeightsError: if mixedres has no such network; the message begins with a verb, and the file is its subject.
+    Raises WeightsError if mixedres has no such network; the message begins with a verb, and the file is its subject.
     """
     modules: dict[str, dict[str, np.ndarray]] = {}
     for name, value in variables.items():
@@ -147,10 +146,6 @@ def _order(shapes: list[tuple[int, ...]], norms: int) -> tuple[list[str], list[s
 
     The first block of every stage has a projection, made before the block's other convolutions. Version 1 normalizes
     the projection and the stem. Version 2 has a norm before every convolution of a block, and one norm at the end.
-
-    Args:
-      shapes: shapes of the kernels of the convolutions.
-      norms: number of norms.
     """
     pointwise = [shape[:2] == (1, 1) for shape in shapes]
     bottleneck = pointwise[2:3] == [True]  # after the stem and a projection

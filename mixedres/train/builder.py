@@ -29,8 +29,7 @@ _OF_RESNETS = ("model.", "batch_norm.", "optimizer.layer_decay")
 def build(config: ConfigDict, source: data.Source) -> Experiment:
     """Builds the parts of a run; only `mixedres.train.plan` calls it, with a config that has a batch size.
 
-    Raises:
-      ConfigError: at the first mistake.
+    Raises ConfigError at the first mistake.
     """
     check_devices()
     chosen, loss_scale = precision_of(config)
@@ -72,8 +71,7 @@ def build(config: ConfigDict, source: data.Source) -> Experiment:
 def devices_of(config: ConfigDict) -> list[jax.Device]:
     """Returns the devices of the run: equally many of every process, in the order of the processes.
 
-    Raises:
-      ConfigError: if devices are missing, or not equally many in every process.
+    Raises ConfigError if devices are missing, or not equally many in every process.
     """
     check_devices()
     devices, hosts = jax.devices(), jax.process_count()
@@ -137,8 +135,7 @@ def _is_fused(given: str, config: ConfigDict, chosen: precision.Precision, kind:
 
     `given` is 'auto', 'true' or 'false'.
 
-    Raises:
-      ConfigError: if batch norms cannot be fused, and `given` is 'true'.
+    Raises ConfigError if batch norms cannot be fused, and `given` is 'true'.
     """
     obstacle = chosen.why_not_fusable
     if config.batch_norm.frozen:

@@ -120,15 +120,12 @@ def sum_over_images(
 
     If there is one process, 'most_frequent' is the number of images of the most frequent class.
 
-    Args:
-      eval_steps: compiled evaluation steps by name; the classes that the first step predicts are the baseline of the
-        others.
-      should_stop: called before every batch, and during the wait for a batch; if it returns True, the result is {}.
-      count: called with the number of images of each batch.
-      group: the processes that evaluate together.
-      collector: receives the results of the first step for each image, if there is one process.
-
     Raises DataError if no image can be read.
+
+    `eval_steps`: compiled evaluation steps by name; the classes that the first step predicts are the baseline of the
+    others. `should_stop`: called before every batch, and during the wait for a batch; if it returns True, the result is
+    {}. `count`: called with the number of images of each batch. `collector`: receives the results of the first step for
+    each image, if there is one process.
     """
     reached = int(jax.device_get(state.step))
     sums = {name: experiment.zero_sums() for name in eval_steps}

@@ -69,14 +69,10 @@ def scaled_grads(
 ) -> tuple[Params, PyTree, Metrics]:
     """Computes the gradients of the scaled loss over all devices; runs inside `jax.shard_map` over `AXIS`.
 
-    Args:
-      variables: {'params', 'batch_stats'}, float32, replicated.
-      batch: as `mixedres.train.step.train_step` takes it.
-      step: number of the step, which with the seed decides how mixup mixes.
+    `step`: number of the step, which with the seed decides how mixup mixes.
 
-    Returns:
-      Gradients in the dtype of the all-reduce (float32 if they are summed in buckets), new batch statistics, and the
-      float32 metrics 'loss' (unscaled) and 'top1'.
+    Returns gradients in the dtype of the all-reduce (float32 if they are summed in buckets), new batch statistics, and
+    the float32 metrics 'loss' (unscaled) and 'top1'.
     """
     params, batch_stats = jax.lax.pcast((variables["params"], variables["batch_stats"]), AXIS, to="varying")
     if options.mixup:

@@ -11,16 +11,11 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float =
 
     With smoothing s the target is ``(1 - s) * onehot + s / num_classes`` (Szegedy et al., arXiv 1512.00567).
 
-    Args:
-      logits: (batch, num_classes), float32 or float64: a half-precision softmax loses the tail.
-      labels: (batch,) integers in [0, num_classes).
-      label_smoothing: in [0, 1).
+    `logits`: (batch, num_classes), float32 or float64: a half-precision softmax loses the tail.
 
-    Returns:
-      (batch,) losses in the dtype of the logits.
+    Returns (batch,) losses in the dtype of the logits.
 
-    Raises:
-      TypeError: for half-precision logits.
+    Raises TypeError for half-precision logits.
     """
     if logits.dtype not in (jnp.float32, jnp.float64):
         raise TypeError(f"logits must be float32 or float64, got {logits.dtype}; cast them first")
@@ -40,13 +35,10 @@ def mixup(batch: Batch, key: jax.Array, alpha: float) -> Batch:
     and 1 - w belongs to the image itself, so that its label is the one that counts in top-1. This changes only the
     order of the mixed images.
 
-    Args:
-      batch: 'image' (b, h, w, c) uint8 or float and 'label' (b,) integers.
-      key: random key.
-      alpha: > 0; at 1 the weight is uniform, near 0 most batches are hardly mixed.
+    `batch`: 'image' (b, h, w, c) uint8 or float and 'label' (b,) integers. `alpha`: > 0; at 1 the weight is uniform,
+    near 0 most batches are hardly mixed.
 
-    Returns:
-      'image' float32, 'label', 'other_label' (b,) of the partners, and 'weight' (b,) float32, in [0.5, 1].
+    Returns 'image' float32, 'label', 'other_label' (b,) of the partners, and 'weight' (b,) float32, in [0.5, 1].
     """
     drawn = jax.random.beta(key, alpha, alpha, dtype=jnp.float32)
     weight = jnp.maximum(drawn, 1.0 - drawn)
@@ -72,13 +64,7 @@ def in_top_k(logits: jax.Array, labels: jax.Array, k: int) -> jax.Array:
     Equal logits, which are common in half precision, rank by index, so that top-1 is argmax. An example with a NaN
     among its logits or with a label out of range is wrong, although no logit is larger.
 
-    Args:
-      logits: (batch, num_classes) floats.
-      labels: (batch,) integers in [0, num_classes).
-      k: >= 1; with k >= num_classes every example without NaN is right.
-
-    Returns:
-      (batch,) booleans.
+    `k`: >= 1; with k >= num_classes every example without NaN is right.
     """
     true = jnp.take_along_axis(logits, labels[:, None], axis=1)
     classes = jnp.arange(logits.shape[1])[None]

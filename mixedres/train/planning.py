@@ -170,14 +170,11 @@ def _continues(directory: pathlib.Path | None, clean: bool) -> bool:
 def _with_network(config: ConfigDict, recorded: Record | None, weights: pathlib.Path | None) -> ConfigDict:
     """Returns the config in which a network replaces ``model.name=auto``; other configs unchanged.
 
-    Args:
-      config: the config.
-      recorded: the flat config of the run that goes on, which has the network already; None: there is no such run.
-      weights: the path of ``config.init_from``, a file or a run, which has the network else; None: the key is not set.
+    `recorded`: the flat config of the run that goes on, which has the network already; None: there is no such run.
+    `weights`: the path of ``config.init_from``, a file or a run, which has the network else; None: the key is not set.
 
-    Raises:
-      ConfigError: if the config names no weights, if the weights are of no network of mixedres, or if there is no
-        network of this name.
+    Raises ConfigError if the config names no weights, if the weights are of no network of mixedres, or if there is no
+    network of this name.
     """
     if config.model.name == "auto":
         if config.init_from is None:
@@ -198,8 +195,7 @@ def _with_network(config: ConfigDict, recorded: Record | None, weights: pathlib.
 def _with_source(config: ConfigDict, source: data.Source | None) -> ConfigDict:
     """Returns the config with the name of the class of `source`, a data set of the user's, as `data.name`.
 
-    Raises:
-      ConfigError: for keys that the source does not follow.
+    Raises ConfigError for keys that the source does not follow.
     """
     if source is None:
         return config

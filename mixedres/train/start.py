@@ -207,11 +207,9 @@ def _print_changes(experiment: Experiment, record: Record) -> None:
 def load_weights(given: str, like: Variables, model: models.Network, spec: InputSpec | None = None) -> InitialWeights:
     """Reads the weights at the path `given`, which ``config.init_from`` names; see `mixedres.checkpoints.read_weights`.
 
-    Args:
-      like: {'params', 'batch_stats'} of the network `model`, as shapes.
-      spec: input of the network. If the weights were trained with another normalization, the note says so.
-
     Raises ConfigError if they cannot be read or are of another network; the message lists what does not fit.
+
+    `spec`: input of the network. If the weights were trained with another normalization, the note says so.
     """
     with config_errors("config.init_from"):
         file = checkpoints.read_weights(expanded(given))

@@ -95,14 +95,11 @@ def train_step(state: TrainState, batch: Batch, *, options: StepOptions) -> tupl
     loss scale, if the scale is at its minimum, and after `options.max_consecutive_skips` such steps in a row: from then
     on every step returns the state bit for bit as it was, except for `halted`.
 
-    Args:
-      state: replicated.
-      batch: 'image' (b, h, w, c) uint8 or float and 'label' (b,) int32, this device's examples.
+    `batch`: 'image' (b, h, w, c) uint8 or float and 'label' (b,) int32, this device's examples.
 
-    Returns:
-      The new state, and float32 scalar metrics over the global batch: 'loss' (mean, unscaled, smoothed), 'top1'
-      (fraction), 'grads_finite' (0 or 1, for loss and gradients), 'loss_scale' (the scale that was used) and 'halted'
-      (0 or 1). The first step with 'halted' is the one that failed; the steps after it were not taken.
+    Returns the new state, and float32 scalar metrics over the global batch: 'loss' (mean, unscaled, smoothed), 'top1'
+    (fraction), 'grads_finite' (0 or 1, for loss and gradients), 'loss_scale' (the scale that was used) and 'halted' (0
+    or 1). The first step with 'halted' is the one that failed; the steps after it were not taken.
     """
     grads, batch_stats, metrics = scaled_grads(state.variables, batch, state.loss_scale, state.step, options)
     checked = {"checked": kernel_layout.to_ohwi(grads)} if options.ohwi else {}
@@ -151,16 +148,11 @@ def eval_step(
 ) -> tuple[Metrics, Metrics]:
     """Adds one batch to the sums of an evaluation; runs inside `jax.shard_map` over `AXIS`.
 
-    Args:
-      variables: {'params', 'batch_stats'}, replicated.
-      batch: as in `train_step`, and 'mask' (b,) bool: false for the padding of the last batch.
-      baseline: (b,) int32, predicted classes to compare with, or None.
-      sums: as `zero_sums` returns them, replicated.
-      apply_fn, normalize: as in `StepOptions`.
+    `batch`: as in `train_step`, and 'mask' (b,) bool: false for the padding of the last batch. `baseline`: (b,) int32,
+    predicted classes to compare with, or None.
 
-    Returns:
-      The new sums, and the results of this device's images: 'predicted' (b,) int32 class, 'loss' (b,) float32, and the
-      k = min(5, classes) most probable classes, 'top' (b, k) int32, with their 'probability' (b, k) float32.
+    Returns the new sums, and the results of this device's images: 'predicted' (b,) int32 class, 'loss' (b,) float32,
+    and the k = min(5, classes) most probable classes, 'top' (b, k) int32, with their 'probability' (b, k) float32.
     """
     logits = apply_fn(variables, normalize(batch["image"]), train=False).astype(jnp.float32)
     labels, mask = batch["label"], batch["mask"]
@@ -229,14 +221,11 @@ def jit_train_step(
 ) -> JittedStep:
     """Returns `train_step` with `options` as a jitted, sharded function (state, batch) -> (state, metrics).
 
-    Args:
-      mesh: has the one axis `AXIS`.
-      options: of the step; `ohwi` follows from `state_format`, and `in_buckets` is set for several GPUs.
-      donate: whether the new state takes the memory of the old state; None: yes, except on the CPU. XLA for CPUs writes
-        parameters and momentum in loops that read both, and would first copy a donated state. The copy costs 7 % of a
-        step of ResNet-50 with 16 images of 64 pixels.
-      state_format: memory layout of the state if not the default; see `mixedres.models.kernel_layout.formats`.
-      compiler_options: see `mixedres.models.compiler_options`.
+    `options`: of the step; `ohwi` follows from `state_format`, and `in_buckets` is set for several GPUs. `donate`:
+    whether the new state takes the memory of the old state; None: yes, except on the CPU. XLA for CPUs writes
+    parameters and momentum in loops that read both, and would first copy a donated state. The copy costs 7 % of a step
+    of ResNet-50 with 16 images of 64 pixels. `state_format`: memory layout of the state if not the default; see
+    `mixedres.models.kernel_layout.formats`.
     """
     platform = mesh.devices.flat[0].platform
     donates = platform != "cpu" if donate is None else donate

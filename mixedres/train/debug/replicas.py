@@ -21,10 +21,8 @@ from mixedres.train.distributed import SingleProcess
 def check_copies(state: PyTree, group: SingleProcess, step: int, newest: int | None) -> None:
     """Raises DifferentCopiesError in all processes if the copies of `state` on the devices of the run differ.
 
-    Args:
-      state: the replicated state after `step` steps.
-      group: the processes of the run, which all call this.
-      newest: step of the newest checkpoint, for the message; None without a checkpoint.
+    `group`: the processes of the run, which all call this. `newest`: step of the newest checkpoint, for the message;
+    None without a checkpoint.
     """
     count = len(jax.tree.leaves(state)[0].addressable_shards)
     if group.count * count == 1:

@@ -85,10 +85,8 @@ class Meter:
     def __init__(self, clock: Stopwatch, waited: float, sums: Sums | None = None):
         """Begins now.
 
-        Args:
-          clock: seconds of training.
-          waited: seconds of `clock` in which the devices waited for a batch.
-          sums: sums of an earlier start, which the means continue; the rates do not.
+        `waited`: seconds of `clock` in which the devices waited for a batch. `sums`: sums of an earlier start, which
+        the means continue; the rates do not.
         """
         self.sums, self.steps = sums or no_sums(), 0
         self._clock, self._began, self._waited = clock, clock.read(), waited
@@ -122,10 +120,8 @@ class Notes:
     def look(self, data_wait: float, seconds: float, problem: str | None) -> None:
         """Prints a note once if the data come too slowly, and every time that more images cannot be read.
 
-        Args:
-          data_wait: fraction of the training time in which the devices waited for data.
-          seconds: the training time.
-          problem: why the metrics cannot be written, or None.
+        `data_wait`: fraction of the training time in which the devices waited for data. `problem`: why the metrics
+        cannot be written, or None.
         """
         if data_wait > WAIT_LIMIT and seconds > WAIT_PATIENCE and not self._has_waited:
             self._has_waited = True
@@ -172,15 +168,9 @@ class RunLog:
     ):
         """Starts the log, which passes metrics to `writers` and lines to `progress`.
 
-        Args:
-          total_skipped: skipped steps before this start.
-          batch_size: examples per step.
-          log_every: steps between two lines of metrics.
-          learning_rate: function of the number of applied updates.
-          unreadable: {name: reason}, which grows with every image that cannot be used.
-          state: the result of `state` at the first step of this start; None at the start of a run.
-          resources: sampler, closed with this log; None: no samples.
-          shows_top5: print top-5, which is 1 for up to five classes.
+        `unreadable`: {name: reason}, which grows with every image that cannot be used. `state`: the result of `state`
+        at the first step of this start; None at the start of a run. `resources`: sampler, closed with this log; None:
+        no samples. `shows_top5`: print top-5, which is 1 for up to five classes.
         """
         state = state or HostState().log
         self.clock = Stopwatch()

@@ -46,13 +46,11 @@ class MetricWriter:
     ):
         """Opens the files, and removes the lines of `jsonl` that the run writes again.
 
-        Args:
-          jsonl: file of lines; the events are written beside it.
-          first_step: the step at which this start begins; lines of later steps are removed.
-          evaluated: whether `first_step` was evaluated before its checkpoint; if not, its evaluation is removed.
-          trackers: receive the values too; not closed with this writer. None: no trackers.
-
         Raises OSError if `jsonl` cannot be opened.
+
+        `jsonl`: file of lines; the events are written beside it. `first_step`: the step at which this start begins;
+        lines of later steps are removed. `evaluated`: whether `first_step` was evaluated before its checkpoint; if not,
+        its evaluation is removed. `trackers`: receive the values too; not closed with this writer. None: no trackers.
         """
         if jsonl.exists():
             last = dict.fromkeys(("train", "resources", "numerics"), first_step)
