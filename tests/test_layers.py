@@ -42,9 +42,9 @@ COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
 # Most lines of each unit, of JavaScript, of tests and of experiments. A number falls with every change that makes room,
 # and rises only by a commit that says what was worth it.
 LINES = {
-    "_internal": 2684,
+    "_internal": 2691,
     "amp": 3633,
-    "checkpoints": 2418,
+    "checkpoints": 2421,
     "config": 892,
     "data": 4821,
     "doctor": 372,
@@ -56,7 +56,7 @@ LINES = {
     "train": 4510,
     "": 667,
     "javascript": 632,
-    "tests": 29066,
+    "tests": 29070,
     "experiments": 6813,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.

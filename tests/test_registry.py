@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import mixedres
-from mixedres import data, registry
+from mixedres import checkpoints, data, registry
 from mixedres.__main__ import run_subcommand
 from mixedres._internal.errors import ConfigError
 from mixedres.config import load_config, optimizer_options
@@ -21,20 +21,15 @@ OWN = {"model.name", "optimizer.name", "schedule.name", "data.augment"}
 @pytest.fixture
 def page(tmp_path, monkeypatch):
     """A copy of the page of an example, at another place; what it registers goes afterwards."""
-    registries = [value for value in vars(registry).values() if isinstance(value, registry.Registry)]
-    before = [(dict(one), dict(one.files)) for one in registries]
     monkeypatch.chdir(tmp_path)
     yield shutil.copy(PAGE, tmp_path)
-    for one, (functions, files) in zip(registries, before, strict=True):
-        one.clear()
-        one.update(functions)
-        one.files = files
+    forget()
 
 
 def forget():
-    for one in (registry.NETWORKS, registry.OPTIMIZERS, registry.SCHEDULES, registry.AUGMENTATIONS, registry.TRACKERS):
+    for one in (value for value in vars(registry).values() if isinstance(value, registry.Registry)):
         for name in list(one.files):
-            del one[name], one.files[name]
+            del one[name]
 
 
 def test_run_of_own_parts_is_read_by_every_command_that_imports_them(page, tmp_path, capsys):
@@ -119,3 +114,12 @@ def test_nothing_is_imported_because_a_run_names_it(tmp_path):
     registry.check_needed({"imports": 3, "model.name": "mine"}, "a file that somebody changed")
     with pytest.raises(ConfigError, match=r"here has model\.name=mine, which /x\.py registers"):
         registry.check_needed({"imports": ["model.name:/x.py"], "model.name": "mine"}, "here")
+
+
+def test_reader_of_weights_by_the_end_of_a_file(page, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(registry.WEIGHTS, ".npz", lambda path: (np.load(path), "from NumPy"))
+    source = ["--config=digits:fp16", "--config.epochs=1", "--config.num_devices=1"]
+    assert run_subcommand(["mixedres", "train", *source, f"--workdir={tmp_path / 'run'}"]) == 0
+    np.savez(tmp_path / "weights.npz", **checkpoints.read_weights(tmp_path / "run").tensors)
+    assert run_subcommand(["mixedres", "eval", *source, f"--config.init_from={tmp_path / 'weights.npz'}"]) == 0
+    assert "from NumPy" in capsys.readouterr().out

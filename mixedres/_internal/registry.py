@@ -1,4 +1,4 @@
-"""What a config may name beside what mixedres has: networks, optimizers, schedules, augmentations, data sets, trackers.
+"""What a user registers: networks, optimizers, schedules, augmentations, data sets, readers of weights, trackers.
 
 Register in the file of a config, or in a file or module that --import names, which every command takes:
 
@@ -37,6 +37,10 @@ class Registry(dict[str, Callable[..., Any]]):
         super().__setitem__(name, function)
         self.files[name] = sys._getframe(1).f_globals.get("__file__", "")
 
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        self.files.pop(name, None)
+
 
 # (**fields of `models.Network`) -> a network, such as the class of a Flax module; model.name.
 NETWORKS = Registry("model.name")
@@ -50,6 +54,9 @@ SCHEDULES = Registry("schedule.name")
 AUGMENTATIONS = Registry("data.augment")
 # (`data.Options`) -> a `data.Source`; data.name.
 SOURCES = Registry("data.name")
+# (path) -> ({name: array}, a note or ''), the tensors of a file in one of `checkpoints.LAYOUTS`, by the end of its name
+# such as '.npz'; init_from and --from.
+WEIGHTS = Registry("")
 # (directory, flat config) -> an object with `write(step, kind, values)` and `close(failed)`, which receives the metrics
 # of every run of this process; `kind` is 'train', 'eval', 'resources' or 'numerics'.
 TRACKERS = Registry("")

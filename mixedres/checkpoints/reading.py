@@ -12,6 +12,7 @@ import safetensors
 import safetensors.numpy
 
 from mixedres import models
+from mixedres._internal import registry
 from mixedres._internal.errors import WeightsError, reason
 from mixedres._internal.files import check_weights_exist, parse_json, read_regular, split_checkpoint, write_whole
 from mixedres._internal.formats import stamped
@@ -24,6 +25,7 @@ from mixedres.checkpoints.manager import Checkpoints
 from mixedres.checkpoints.weights import WeightsFile
 from mixedres.data import InputSpec
 
+registry.WEIGHTS.update(dict.fromkeys(pytorch_files.ENDINGS, pytorch_files.read))
 # Key in the metadata of a .safetensors file: JSON of `Facts`.
 _ABOUT = "mixedres"
 _SAFETENSORS = ".safetensors"
@@ -124,10 +126,11 @@ def _read_file(path: pathlib.Path) -> WeightsFile:
     about, note = None, ""
     if file.suffix == _SAFETENSORS:
         tensors, about = _read_safetensors(file)
-    elif file.suffix in pytorch_files.ENDINGS:
-        tensors, note = pytorch_files.read(file)
+    elif file.suffix in registry.WEIGHTS:
+        found, note = registry.WEIGHTS[file.suffix](file)
+        tensors = {str(name): np.asarray(array) for name, array in found.items()}
     else:
-        known = ", ".join((_SAFETENSORS, *pytorch_files.ENDINGS, *tensorflow_files.KERAS))
+        known = ", ".join((_SAFETENSORS, *registry.WEIGHTS, *tensorflow_files.KERAS))
         raise WeightsError(
             f"{file} is no file of weights; those end in {known}, and a checkpoint of TensorFlow is named without "
             ".index, .meta or .data-00000-of-00001"
