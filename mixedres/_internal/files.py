@@ -10,7 +10,7 @@ import os
 import pathlib
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from typing import IO
 
 from mixedres._internal.cli import console
@@ -166,12 +166,12 @@ def write_checksums(directory: pathlib.Path, names: Iterable[str]) -> None:
     write_json(directory / CHECKSUMS, {name: _sha256(directory / name) for name in names})
 
 
-def checksums_hold(directory: pathlib.Path) -> bool:
-    """Returns whether every file of a directory exists and has its checksum; False without checksums."""
+def checksums_hold(directory: pathlib.Path, needed: Set[str]) -> bool:
+    """Returns whether a directory has checksums, of the files `needed` too, and every file of them has its checksum."""
     expected = read_json(directory / CHECKSUMS)
     try:
-        return bool(expected) and all(_sha256(directory / name) == digest for name, digest in expected.items())
-    except (OSError, ValueError, AttributeError):
+        return needed <= set(expected) and all(_sha256(directory / name) == expected[name] for name in expected)
+    except (OSError, ValueError, TypeError):
         return False
 
 

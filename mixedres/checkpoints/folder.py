@@ -63,7 +63,8 @@ def remove_old(directory: pathlib.Path, keep: int, best: int | None) -> None:
 
 def is_whole(folder: pathlib.Path) -> bool:
     """Returns whether every file of a checkpoint has its checksum."""
-    return checksums_hold(folder) or checksums_hold(folder / _ORBAX)
+    item = folder / _ORBAX
+    return checksums_hold(item, {_METADATA}) if item.is_dir() else checksums_hold(folder, {STATE, RECORD})
 
 
 def read_record(folder: pathlib.Path) -> Json:

@@ -47,8 +47,7 @@ class Checkpoints:
         self._keep = keep
         self._thread: threading.Thread | None = None
         self._writing: list[int] = []  # the one step that the thread writes
-        # Arguments of `_write`.
-        self._waiting: list[tuple[int, dict[str, np.ndarray], str, int | None]] = []
+        self._waiting: list[tuple[int, dict[str, np.ndarray], str, int | None]] = []  # arguments of `_write`
         self._failures: list[str] = []
 
     def latest_step(self) -> int | None:

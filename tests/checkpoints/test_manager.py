@@ -117,6 +117,8 @@ def test_any_damage_to_any_file_is_found(saved, damage):
         assert int(restored["step"]) == 1 and damaged == [2], name
         path.write_bytes(before)
     assert saved.restore_newest(LIKE)[2] == []
+    (saved.directory / "2" / CHECKSUMS).write_text(json.dumps({folder.RECORD: names[folder.RECORD]}))
+    assert saved.restore_newest(LIKE)[2] == [2]
 
 
 @pytest.mark.parametrize(

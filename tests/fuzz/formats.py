@@ -10,7 +10,6 @@ from PIL import Image, ImageCms
 from mixedres import data
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, DataError, config_errors
-from mixedres._internal.files import checksums_hold
 from mixedres._internal.formats import without_stamp
 from mixedres.checkpoints import Checkpoints, RecordedRun, RunDirectory, read_weights, workdir
 from mixedres.data.datasets.folder import ImageFolder
@@ -118,9 +117,7 @@ def targets(corpus):
             RecordedRun(place).finished(known)
 
     def restore(place):
-        """Reads a checkpoint with right checksums as resuming and as `mixedres.predict` does."""
-        if not checksums_hold(place / STEP):
-            raise ConfigError("the checkpoint is not whole")
+        """Reads a checkpoint as resuming and as `mixedres.predict` does."""
         read_weights(place)
         start.restore_newest(experiment, Checkpoints(place / workdir.CHECKPOINTS))
 
