@@ -56,7 +56,7 @@ LINES = {
     "train": 4510,
     "": 667,
     "javascript": 632,
-    "tests": 29069,
+    "tests": 29072,
     "experiments": 6813,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
