@@ -39,8 +39,8 @@ NEEDS = {
 }
 # The only files that may use what has no public name.
 COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
-# Most lines of each unit, of JavaScript, and of tests and experiments. A number falls with every change that makes room,
-# and rises only by a commit that says what was worth it.
+# Most lines of each unit, of JavaScript, tests and experiments. A number falls with every change that makes room, and
+# rises only by a commit that says what was worth it.
 LINES = {
     "_internal": 2629,
     "amp": 3661,
@@ -56,11 +56,11 @@ LINES = {
     "train": 4602,
     "": 651,
     "javascript": 632,
-    "tests": 28908,
+    "tests": 28866,
     "experiments": 6814,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
-DEEP_NAMES = 270
+DEEP_NAMES = 190
 COMMANDS = ("main", "replay", "predict", "export", "doctor", "data.check", "data.prepare", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixedres.data import prepare, smaller
-from mixedres.data.datasets import folder
+from mixedres import data
+from mixedres.data import smaller
 from mixedres.data.images import decoding
+from tests import run_command
 from tests.data import made
 
 ARRAY = made.photo(40, 56, 11)
@@ -22,7 +23,7 @@ def seen(encoded):
 def copy(root, *more, short_side=16):
     """The exit status of the command that copies ``root/images`` to ``root/small``."""
     size = [f"--short_side={short_side}"] if short_side else []
-    return prepare.main(["prepare", f"--from={root}/images", f"--to={root}/small", *size, *more])
+    return run_command("prepare", f"--from={root}/images", f"--to={root}/small", *size, *more)
 
 
 def image_folder(root):
@@ -83,7 +84,7 @@ def test_second_start_copies_only_missing_and_changed_images(tmp_path, capsys):
     files = image_folder(tmp_path)
     assert copy(tmp_path) == 0
     assert f"wrote {tmp_path}/small: 18 images; train on them with " in capsys.readouterr().out
-    before, after = (folder.scan(tmp_path / name) for name in ("images", "small"))
+    before, after = (data.scan(tmp_path / name) for name in ("images", "small"))
     assert (before.train.paths, before.eval.paths) == (after.train.paths, after.eval.paths)
     copies = {name: tmp_path / "small" / name for name in files}
     for name, encoded in files.items():

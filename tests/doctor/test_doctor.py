@@ -8,11 +8,10 @@ import types
 import pytest
 
 from mixedres.config import parse_flags
-from mixedres.doctor import __main__ as doctor
 from mixedres.doctor import examination
 from mixedres.numerics import Comparison, Report
 from mixedres.numerics._rows import LOST, log2_of_scale
-from tests import ROOT
+from tests import ROOT, run_command
 from tests.train import run_cases
 
 TINY = (
@@ -30,7 +29,7 @@ TINY = (
 
 def said(capsys, *arguments):
     """(status, stdout, stderr)."""
-    status = doctor.main(["doctor", *map(str, arguments)])
+    status = run_command("doctor", *arguments)
     captured = capsys.readouterr()
     return status, captured.out, captured.err
 
@@ -57,7 +56,8 @@ def test_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, mo
     assert reports[0][1].of == "grad"  # their limit is that of gradients
     assert "conv_general_dilated" in (tmp_path / "page_compare.html").read_text()
 
-    doctor._check_free(out)  # the next report may take its place
+    # The next report may take its place: the mistake is another one.
+    assert "--steps=x must be numbers" in said(capsys, *TINY, f"--out={out}", "--steps=x")[2]
 
 
 def test_examination_of_a_run_changes_no_file(tmp_path, monkeypatch, capsys):

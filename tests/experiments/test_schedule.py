@@ -11,10 +11,10 @@ import pytest
 from experiments import sweep
 from experiments.lib import comparison, plan, schedule
 from experiments.lib.schedule import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING
+from mixedres import checkpoints
 from mixedres._internal import files
 from mixedres._internal.cli import signals
 from mixedres._internal.files import lock
-from mixedres.checkpoints import workdir
 
 SUMMARY = {
     "eval": {"top1": 0.5},
@@ -44,7 +44,7 @@ class Executor:
 
 def finish(directory):
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / workdir.SUMMARY).write_text(json.dumps(SUMMARY))
+    (directory / checkpoints.workdir.SUMMARY).write_text(json.dumps(SUMMARY))
 
 
 def tasks(out, count):
@@ -149,7 +149,7 @@ def test_run_that_another_driver_began_first_is_waited_for(tmp_path):
     executor.status = 2  # the workdir is in use
     scheduler = schedule.Scheduler([task], executor, 1, tmp_path, shared=True)
     assert scheduler.advance()
-    with lock(task.directory / workdir.LOCK):
+    with lock(task.directory / checkpoints.workdir.LOCK):
         assert scheduler.advance() and (task.state, task.job) == (RUNNING, None)
     assert not scheduler.advance() and task.state == FINISHED
     assert scheduler.close() is None

@@ -18,10 +18,10 @@ from mixedres import checkpoints
 from mixedres.config import flatten
 from mixedres.data import InputSpec
 from mixedres.data.images import crops
-from mixedres.export import __main__ as export
 from mixedres.export import network as exporting
 from mixedres.export import saved_model
-from mixedres.predict import __main__ as predict
+from mixedres.predict import find_images
+from tests import run_command
 from tests.amp import graphs
 from tests.data import made
 from tests.predict import chosen
@@ -77,12 +77,12 @@ def alone(only_jax, *arguments):
 def images_of(place, count):
     """(count, 24, 24, 3) uint8, as the evaluation of the run sees them."""
     spec = InputSpec.from_json(json.loads((place / "run" / "data.json").read_text())["input"])
-    paths = predict.find_images(str(place / "images" / "val"))[:count]
+    paths = find_images(str(place / "images" / "val"))[:count]
     return paths, np.stack([crops.center_crop(pathlib.Path(path).read_bytes(), spec) for path in paths])
 
 
 def test_folder_explains_itself(place, only_jax, tmp_path, capsys):
-    assert export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'deep' / 'to'}"]) == 0
+    assert run_command("export", f"--from={place / 'run'}", f"--to={tmp_path / 'deep' / 'to'}") == 0
     to = tmp_path / "deep" / "to"
     names = {"model.jax", "load.py", "labels.json", "model.json", "README.md", "flatbuffers.zip"}
     assert {path.name for path in to.iterdir()} == names and {path.name for path in to.parent.iterdir()} == {"to"}
@@ -111,7 +111,7 @@ def reader(folder):
 
 @pytest.mark.slow
 def test_loader_reads_photographs(place, tmp_path):
-    assert export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}", "--precision=fp32"]) == 0
+    assert run_command("export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}", "--precision=fp32") == 0
     paths, _ = images_of(place, 3)
     given = [sys.executable, tmp_path / "to" / "load.py", *paths]
     shown = subprocess.run(given, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -132,7 +132,7 @@ def test_loader_reads_photographs(place, tmp_path):
 
 def test_official_preprocessing_takes_float32(place, only_jax, tmp_path, capsys):
     given = [f"--from={place / 'run'}", f"--to={tmp_path / 'to'}", "--preprocessing=official", "--precision=fp32"]
-    assert export.main(["export", *given]) == 0
+    assert run_command("export", *given) == 0
     readme = (tmp_path / "to" / "README.md").read_text()
     assert "float32 (n, 24, 24, 3)" in readme and "shorter side has 27 pixels" in readme
     assert "float32 (n, 24, 24, 3)" in (tmp_path / "to" / "load.py").read_text()
@@ -203,7 +203,7 @@ def test_failed_write_leaves_nothing(step, place, tmp_path, monkeypatch, capsys)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(step, full)
-    assert export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}"]) == 2
+    assert run_command("export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}") == 2
     assert "cannot be written (No space left on device)" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
@@ -228,5 +228,5 @@ def test_kept_layers_are_stored_and_computed_in_float32(place, monkeypatch):
 def test_rewritten_run_needs_a_precision_for_export(place, tmp_path, monkeypatch, capsys):
     other = flatten(run_cases.tiny("bf16_rewrite"))
     record(monkeypatch, **{key: other[key] for key in other if key.startswith("precision.")})
-    assert export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}"]) == 2
+    assert run_command("export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}") == 2
     assert "add --precision=fp32 or bf16 or fp16" in capsys.readouterr().err

@@ -18,11 +18,9 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import checkpoints, main
-from mixedres.export import __main__ as export_command
-from mixedres.models.normalize import normalization
-from mixedres.train import start, steps
-from tests import ROOT
+from mixedres import checkpoints, main, train
+from mixedres.models import normalization
+from tests import ROOT, run_command
 from tests.config.test_config import resolve
 from tests.original import cases
 from tests.train.run_cases import build
@@ -82,8 +80,8 @@ def experiment_of(case, checkpoint):
     else:
         config.model.name, config.model.version = f"resnet{case.size}", "1.5" if case.version == 1 else "2"
     experiment = build(config)
-    initial = start.load_weights(str(checkpoint), steps.variable_shapes(experiment), experiment.model)
-    return experiment, start.new_state(experiment, initial), initial
+    initial = train.start.load_weights(str(checkpoint), train.steps.variable_shapes(experiment), experiment.model)
+    return experiment, train.start.new_state(experiment, initial), initial
 
 
 def apart(ours, theirs):
@@ -115,7 +113,9 @@ def test_logits_in_evaluation(name, found):
     """From the checkpoint and from the SavedModel."""
     case, folder = cases.ALL[name], found(name)
     experiment, state, initial = experiment_of(case, newest(folder))
-    saved = start.load_weights(str(folder / "saved_model"), steps.variable_shapes(experiment), experiment.model)
+    saved = train.start.load_weights(
+        str(folder / "saved_model"), train.steps.variable_shapes(experiment), experiment.model
+    )
     jax.tree.map(np.testing.assert_array_equal, saved.variables, initial.variables)
     apply = jax.jit(lambda variables, images: experiment.model.apply(variables, images, train=False))
     logits = quickly(apply, state.variables, case.images)(state.variables, case.images)
@@ -152,7 +152,7 @@ def test_two_steps_equal_the_original(name, found):
     if case.cifar:
         measured["gradients"] = apart(*_gradients(experiment, state, batch, theirs))
 
-    train_step, before = quickly(steps.train_step(experiment), state, batch), flat(state.variables)
+    train_step, before = quickly(train.steps.train_step(experiment), state, batch), flat(state.variables)
     for index in range(case.steps):
         rate = float(experiment.learning_rate(index))
         np.testing.assert_allclose(rate, theirs[f"{index}/rate"], rtol=1e-6, atol=1e-12)
@@ -181,7 +181,7 @@ def _training_logits(experiment, state, batch):
 
 def _gradients(experiment, state, batch, theirs):
     """(ours with the decay, theirs) of all parameters."""
-    function = steps.loss_and_grads(experiment)
+    function = train.steps.loss_and_grads(experiment)
     _, grads = quickly(function, state, batch)(state, batch)
     decay = experiment.config.optimizer.weight_decay
     ours = jax.tree.map(lambda g, w: g + decay * w, grads, state.params)  # on everything, in CIFAR's recipe
@@ -225,7 +225,7 @@ def test_fine_tuning_step_equals_the_original(found, tmp_path, capsys):
 
 def test_converted_checkpoint_records_the_padding(found, tmp_path, capsys):
     there = tmp_path / "out.safetensors"
-    assert export_command.main(["export", f"--from={found('r1_18') / 'saved_model'}", f"--to={there}"]) == 0
+    assert run_command("export", f"--from={found('r1_18') / 'saved_model'}", f"--to={there}") == 0
     assert "these weights need pool_padding=tensorflow, projection=stage" in capsys.readouterr().out
     file = checkpoints.read_weights(there)
     assert file.options == {"pool_padding": "tensorflow", "projection": "stage"} and file.input["resize"] == "official"

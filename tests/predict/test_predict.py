@@ -20,10 +20,9 @@ from PIL import Image, ImageOps
 import mixedres
 from mixedres import checkpoints, data, main
 from mixedres._internal.errors import ConfigError
-from mixedres.checkpoints import load
 from mixedres.data.images import crops
-from mixedres.export import __main__ as export_command
-from mixedres.predict import __main__ as predict
+from mixedres.predict import find_images
+from tests import run_command
 from tests.data import made
 from tests.predict import chosen
 from tests.train import run_cases
@@ -32,7 +31,7 @@ from tests.train.run_cases import build
 
 def said(capsys, *arguments):
     """(status, lines of stdout, stderr)."""
-    status = predict.main(["predict", *map(str, arguments)])
+    status = run_command("predict", *arguments)
     captured = capsys.readouterr()
     return status, captured.out.splitlines(), captured.err
 
@@ -46,7 +45,7 @@ def test_probabilities_equal_the_evaluation(preset, place, capsys):
     assert status == 0 and len(found) == 21
 
     experiment = build(run_cases.on_images(place, preset or "fp16"))
-    variables = load.variables(load.read_weights(place / "run"))
+    variables = checkpoints.variables(checkpoints.read_weights(place / "run"))
     forward = experiment.precision.rewrite(lambda images: experiment.model.apply(variables, images, train=False))
     apply_fn = jax.jit(forward)
     batches = list(experiment.source.eval_batches(16))
@@ -66,17 +65,17 @@ def test_probabilities_equal_the_evaluation(preset, place, capsys):
 def test_files_folders_and_globs_each_once_and_in_order(place, tmp_path, capsys):
     root = place / "images" / "val"
     first, *rest = sorted(str(path) for path in (root / made.CLASSES[1]).iterdir())
-    assert predict.find_images(first) == [first]
-    assert predict.find_images(str(root / made.CLASSES[1])) == [first, *rest]
-    assert predict.find_images(f"{root}/{made.CLASSES[1]}/*") == [first, *rest]
-    assert predict.find_images(f"{root}/{made.CLASSES[1][:-1]}?") == [first, *rest]  # a folder that a glob matches
-    assert predict.find_images(f"{root}/**/{first.rsplit('/', 1)[1]}") == [first]
+    assert find_images(first) == [first]
+    assert find_images(str(root / made.CLASSES[1])) == [first, *rest]
+    assert find_images(f"{root}/{made.CLASSES[1]}/*") == [first, *rest]
+    assert find_images(f"{root}/{made.CLASSES[1][:-1]}?") == [first, *rest]  # a folder that a glob matches
+    assert find_images(f"{root}/**/{first.rsplit('/', 1)[1]}") == [first]
     (tmp_path / "empty").mkdir()
     for name in (".hidden.jpg", "b.jpg", "a.txt", "empty/c.heic"):
         (tmp_path / name).touch()
-    assert predict.find_images(str(tmp_path)) == [str(tmp_path / "b.jpg")]
+    assert find_images(str(tmp_path)) == [str(tmp_path / "b.jpg")]
     assert capsys.readouterr().err == f"note: {tmp_path}: 1 .heic is not read: convert it to .jpg\n"
-    assert predict.find_images(f"{tmp_path}/[!a]*") == [str(tmp_path / "b.jpg")]  # and a folder without a picture
+    assert find_images(f"{tmp_path}/[!a]*") == [str(tmp_path / "b.jpg")]  # and a folder without a picture
 
 
 def test_unreadable_files_are_reported_and_the_rest_predicted(place, tmp_path, capsys):
@@ -167,7 +166,7 @@ def test_sheet_counts_training_and_test_images_apart(place, tmp_path, capsys):
 def weights(place, tmp_path_factory):
     """A file of the run's weights."""
     path = tmp_path_factory.mktemp("weights") / "weights.safetensors"
-    assert export_command.main(["export", f"--from={place / 'run'}", f"--to={path}"]) == 0
+    assert run_command("export", f"--from={place / 'run'}", f"--to={path}") == 0
     return path
 
 
@@ -223,7 +222,7 @@ def test_run_without_a_recorded_input_keeps_the_image_size(place, tmp_path):
 
 def test_official_pixels_are_predicted_and_drawn(place, tmp_path, capsys):
     given = ["--preprocessing=official", "--precision=fp32"]
-    picture, out = predict.find_images(str(place / "images" / "val"))[0], tmp_path / "sheet.html"
+    picture, out = find_images(str(place / "images" / "val"))[0], tmp_path / "sheet.html"
     status, lines, _ = said(capsys, f"--from={place / 'run'}", *given, picture, "--json", f"--out={out}")
     ours = chosen(place / "run", *given)
     square = crops.center_crop(pathlib.Path(picture).read_bytes(), ours.spec)
@@ -242,7 +241,7 @@ def test_damaged_checkpoint_is_noted(place, tmp_path, capsys):
     files = (path for path in (tmp_path / "run" / "checkpoints" / str(newest)).rglob("*") if path.is_file())
     largest = max(files, key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-20])
-    picture = predict.find_images(str(place / "images" / "val"))[0]
+    picture = find_images(str(place / "images" / "val"))[0]
     status, _, errors = said(capsys, f"--from={tmp_path / 'run'}", picture)
     assert status == 0 and f"note: no checkpoint of step {newest} is whole; taking step {before}" in errors
 
@@ -269,7 +268,7 @@ def test_arrays_and_files_have_the_same_predictions(place, tmp_path, capsys):
     assert [one.top for one in files[:3]] == [one.top for one in arrays] and len(run._prepared) <= 2
     assert files[3].error and not files[3].top and run.predict([]) == []
     assert "give uint8" in run.predict(np.zeros((9, 9, 2), np.float32))[0].error
-    assert predict.main(["predict", f"--from={place / 'run'}", str(tmp_path / "0.png"), "--json"]) == 0
+    assert run_command("predict", f"--from={place / 'run'}", str(tmp_path / "0.png"), "--json") == 0
     shown = json.loads(capsys.readouterr().out)["top"]
     assert [(one["class"], one["probability"]) for one in shown][:3] == files[0].top
     with pytest.raises(ConfigError, match=r"class names for a network of"):

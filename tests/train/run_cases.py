@@ -8,11 +8,9 @@ import jmp
 import numpy as np
 from tensorboardX.proto import event_pb2
 
-from mixedres import models, train
-from mixedres.checkpoints import workdir
-from mixedres.checkpoints.manager import Checkpoints
-from mixedres.config import values as base
-from mixedres.train import start
+from mixedres import checkpoints, models, train
+from mixedres import config as base
+from mixedres.checkpoints import Checkpoints
 from tests.data import made
 
 
@@ -112,12 +110,12 @@ def after(patch, owner, name, action, step=None):
 
 def final_state(directory, config):
     """The state in the newest checkpoint of a run."""
-    return start.restore_newest(build(config), Checkpoints(directory / workdir.CHECKPOINTS)).state
+    return train.start.restore_newest(build(config), Checkpoints(directory / checkpoints.workdir.CHECKPOINTS)).state
 
 
 def lines(directory, *kinds):
     """The lines of metrics.jsonl, of these kinds or of all."""
-    found = [json.loads(line) for line in (directory / workdir.METRICS).read_text().splitlines()]
+    found = [json.loads(line) for line in (directory / checkpoints.workdir.METRICS).read_text().splitlines()]
     return [line for line in found if not kinds or line["kind"] in kinds]
 
 

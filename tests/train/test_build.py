@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixedres.train import steps
+from mixedres import train
 from tests.amp import graphs
 from tests.config.test_config import resolve
 from tests.train import run_cases
@@ -27,12 +27,13 @@ def test_steps_have_the_shapes_of_official_pixels_and_the_background(place):
         next(batches(experiment.batch_size, **options))
         for batches, options in ((experiment.source.train_batches, {"seed": 0}), (experiment.source.eval_batches, {}))
     )
-    for shapes, found in ((steps.batch_shapes(experiment), batch), (steps.eval_batch_shapes(experiment), evaluated)):
+    expected = train.steps.batch_shapes(experiment), train.steps.eval_batch_shapes(experiment)
+    for shapes, found in zip(expected, (batch, evaluated), strict=True):
         assert {key: (x.shape, x.dtype) for key, x in shapes.items()} == {
             k: (x.shape, x.dtype) for k, x in found.items()
         }
     assert batch["image"].dtype == np.float32 and experiment.data["input"]["resize"] == "official"
-    assert steps.variable_shapes(experiment)["params"]["head"]["bias"].shape == (4,)
+    assert train.steps.variable_shapes(experiment)["params"]["head"]["bias"].shape == (4,)
 
 
 def test_official_imagenet_schedule_on_eight_devices():
@@ -60,7 +61,7 @@ def test_official_cifar_recipe():
     for step, rate in ((0, 0.1), (35546, 0.1), (35547, 0.01), (53125, 0.01), (53126, 0.001)):
         np.testing.assert_allclose(experiment.learning_rate(step), rate, rtol=1e-6)
     assert experiment.model.stage_sizes == (9, 9, 9) and experiment.model.momentum == 0.997
-    count = sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(steps.variable_shapes(experiment)["params"]))
+    count = sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(train.steps.variable_shapes(experiment)["params"]))
     assert count == 855_770 + 16 * 16 + 2 * 16  # the paper's network, and the projection of the first stage
 
 
@@ -114,7 +115,7 @@ def test_keep_float32_reaches_the_step(preset):
     """And no other: of 3 products of the head, forward and backward, every one, of the others none."""
     experiment = build(run_cases.tiny(preset, num_devices=1, precision__keep_float32="^/head$"))
     state = jax.eval_shape(experiment.init_state)
-    jaxpr = jax.make_jaxpr(steps.train_step(experiment))(state, steps.batch_shapes(experiment))
+    jaxpr = jax.make_jaxpr(train.steps.train_step(experiment))(state, train.steps.batch_shapes(experiment))
     found = graphs.dtypes_by(lambda scope: "/head" in scope, jaxpr)
     assert found == {True: {"f32"}, False: {"f16"}}
     build(run_cases.tiny("fp32", precision__keep_float32="^/head$"))  # changes nothing, and is accepted

@@ -4,11 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import numerics
+from mixedres import numerics, train
 from mixedres._internal.tree import named_leaves
 from mixedres.numerics.counting import taps
-from mixedres.train import start, steps
-from mixedres.train.debug import monitor
 from mixedres.train.losses import cross_entropy
 from tests.train import run_cases
 from tests.train.run_cases import build
@@ -19,13 +17,13 @@ pytestmark = pytest.mark.usefixtures("small_network")
 def experiment_and_batch(**overrides):
     experiment = build(run_cases.tiny("fp16", **overrides))
     batch = next(iter(experiment.source.train_batches(16, seed=0, first_step=0)))
-    return experiment, start.new_state(experiment), batch
+    return experiment, train.start.new_state(experiment), batch
 
 
 def rows_of(experiment, state, batch):
-    step = steps.numerics_step(monitor.in_wide_range(experiment))
+    step = train.steps.numerics_step(train.monitor.in_wide_range(experiment))
     counted = jax.device_get(step(state.variables, experiment.shard_batch(batch)))
-    return counted.rows(named_leaves(steps.variable_shapes(experiment)["params"]))
+    return counted.rows(named_leaves(train.steps.variable_shapes(experiment)["params"]))
 
 
 @pytest.mark.slow
@@ -33,7 +31,7 @@ def rows_of(experiment, state, batch):
 def test_devices_and_microbatches_are_counted_separately(overrides):
     experiment, state, batch = experiment_and_batch(**overrides)
     rows = rows_of(experiment, state, batch)
-    model = monitor.in_wide_range(experiment).model
+    model = train.monitor.in_wide_range(experiment).model
     variables = jax.device_get(state.variables)
 
     def loss(params, images, labels):
@@ -74,10 +72,10 @@ def test_frozen_network_has_only_head_gradients():
 
 def test_synchronized_statistics_and_the_rewrite():
     experiment, state, _ = experiment_and_batch(batch_norm__sync=True)
-    step = steps.numerics_step(monitor.in_wide_range(experiment))
-    assert len(jax.eval_shape(step, state.variables, steps.batch_shapes(experiment)).taps.names) == 3
+    step = train.steps.numerics_step(train.monitor.in_wide_range(experiment))
+    assert len(jax.eval_shape(step, state.variables, train.steps.batch_shapes(experiment)).taps.names) == 3
     rewritten = build(run_cases.tiny("fp16_rewrite"))
-    in_float32 = monitor.in_wide_range(rewritten)
-    assert in_float32.model.policy == monitor.in_wide_range(experiment).model.policy
-    counts = jax.eval_shape(steps.numerics_step(in_float32), state.variables, steps.batch_shapes(rewritten))
+    in_float32 = train.monitor.in_wide_range(rewritten)
+    assert in_float32.model.policy == train.monitor.in_wide_range(experiment).model.policy
+    counts = jax.eval_shape(train.steps.numerics_step(in_float32), state.variables, train.steps.batch_shapes(rewritten))
     assert isinstance(counts.taps, taps.TapStatistics)

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import data, main, precision
+from mixedres import data, main, precision, train
 from mixedres._internal.cli import progress
 from mixedres._internal.errors import ConfigError
-from mixedres.export import __main__ as export_command
-from mixedres.train import step, steps
+from mixedres.train import step
+from tests import run_command
 from tests.amp import graphs
 from tests.train import run_cases
 from tests.train.run_cases import build
@@ -37,9 +37,9 @@ def trained(tmp_path_factory, one_block):
 def test_compared_presets_ignore_keep_float32_of_the_run(preset):
     experiment = build(digits(preset, num_devices=1, precision__keep_float32="^/head$"))
     variables = jax.eval_shape(experiment.init_state).eval_variables
-    arguments = (variables, steps.eval_batch_shapes(experiment), None, step.zero_sums())
+    arguments = (variables, train.steps.eval_batch_shapes(experiment), None, step.zero_sums())
     for chosen, dtypes in ((precision.get(preset), {"f16"}), (experiment.precision, {"f16", "f32"})):
-        jaxpr = jax.make_jaxpr(steps.eval_step(experiment.in_precision(chosen)))(*arguments)
+        jaxpr = jax.make_jaxpr(train.steps.eval_step(experiment.in_precision(chosen)))(*arguments)
         assert graphs.product_dtypes(jaxpr) == dtypes
 
 
@@ -78,7 +78,7 @@ def test_presets_are_compared_image_by_image(trained, capsys, monkeypatch):
 
 def test_weights_need_no_run(trained, tmp_path, capsys):
     path = tmp_path / "weights.safetensors"
-    assert export_command.main(["export", f"--from={trained}", f"--to={path}", "--layout=mixedres"]) == 0
+    assert run_command("export", f"--from={trained}", f"--to={path}", "--layout=mixedres") == 0
     of_run = run_cases.evaluate(digits("fp16", ema_decay=0.9), trained)
     of_file = run_cases.evaluate(digits("fp16", init_from=path), tmp_path / "none")
     assert of_file == of_run and not (tmp_path / "none").exists()

@@ -7,11 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import checkpoints, data, models
+from mixedres import checkpoints, data, models, train
 from mixedres._internal.errors import ConfigError
-from mixedres.checkpoints import layouts, load, workdir
-from mixedres.data.images import preprocessing
-from mixedres.train import optimizers, start, steps
+from mixedres.train import optimizers
 from tests import arrays
 from tests.train import run_cases
 from tests.train.run_cases import build, tiny
@@ -29,7 +27,7 @@ def backbone(tmp_path_factory, one_block):
 
 def tensors(directory):
     """{path: array} of the weights of a run."""
-    return load.read_weights(directory).tensors
+    return checkpoints.read_weights(directory).tensors
 
 
 @pytest.mark.parametrize("through", ["workdir", "torchvision"])
@@ -37,13 +35,13 @@ def test_run_starts_from_the_given_weights(through, backbone, tmp_path, capsys):
     source = backbone if through == "workdir" else tmp_path / "weights.safetensors"
     experiment = build(tiny("fp16", seed=5, ema_decay=0.9))
     if through != "workdir":
-        trained, _ = layouts.from_tensors(tensors(backbone), steps.variable_shapes(experiment), "mixedres")
-        checkpoints.write_weights(source, layouts.to_tensors(trained, through))
-    state = start.new_state(
-        experiment, start.load_weights(str(source), steps.variable_shapes(experiment), experiment.model)
+        trained, _ = checkpoints.from_tensors(tensors(backbone), train.steps.variable_shapes(experiment), "mixedres")
+        checkpoints.write_weights(source, checkpoints.to_tensors(trained, through))
+    state = train.start.new_state(
+        experiment, train.start.load_weights(str(source), train.steps.variable_shapes(experiment), experiment.model)
     )
     for found in (state.variables, state.ema):
-        assert arrays.bits(layouts.to_tensors(found, "mixedres")) == arrays.bits(tensors(backbone))
+        assert arrays.bits(checkpoints.to_tensors(found, "mixedres")) == arrays.bits(tensors(backbone))
     name = "cifar_resnet8" if through == "workdir" else "a ResNet of basic blocks 1"
     assert f"weights: {source} ({name} of 10 classes" in capsys.readouterr().out
 
@@ -64,10 +62,10 @@ def test_head_of_another_size_is_new_and_noted(backbone, tmp_path, capsys):
     assert "the head is new: 4 classes instead of 10" in capsys.readouterr().out
     assert tensors(directory)["params/head/bias"].shape == (4,)
     for killed in (False, True):
-        (directory / workdir.SUMMARY).unlink()
+        (directory / checkpoints.workdir.SUMMARY).unlink()
         if killed:
-            shutil.rmtree(directory / workdir.CHECKPOINTS)
-            (directory / workdir.CHECKPOINTS / "2.orbax-checkpoint-tmp").mkdir(parents=True)
+            shutil.rmtree(directory / checkpoints.workdir.CHECKPOINTS)
+            (directory / checkpoints.workdir.CHECKPOINTS / "2.orbax-checkpoint-tmp").mkdir(parents=True)
         assert run_cases.fit(config, directory)["fingerprint"] == first
         assert (f"weights: {backbone}" in capsys.readouterr().out) == killed
 
@@ -92,17 +90,17 @@ def test_weights_of_version_1_are_refused_for_1_5(of_bottlenecks):
     model, file = of_bottlenecks
     file("transformers", version="1")
     with pytest.raises(ConfigError, match=r"version 1, which has weights of the same shapes; set config.model.ver"):
-        start.load_weights("there", {}, model)
+        train.start.load_weights("there", {}, model)
 
 
 def test_version_that_names_do_not_tell_is_noted(of_bottlenecks):
     model, file = of_bottlenecks
     for version in ("1", "1.5"):
         file("torchvision")
-        note = start.load_weights("there", {}, model.clone(version=version)).note
+        note = train.start.load_weights("there", {}, model.clone(version=version)).note
         assert note.endswith(f"; taking {version} (--config.model.version of a run, --model_version of predict)")
         file("torchvision", version=version)
-        assert "version" not in start.load_weights("there", {}, model.clone(version=version)).note
+        assert "version" not in train.start.load_weights("there", {}, model.clone(version=version)).note
 
 
 def test_differing_padding_and_input_are_noted(of_bottlenecks):
@@ -113,11 +111,11 @@ def test_differing_padding_and_input_are_noted(of_bottlenecks):
     file("mixedres", version="1.5", options=options, input=spec.to_json())
     wanted = "set config.model.padding=tensorflow and config.model.pool_padding=tensorflow$"
     with pytest.raises(ConfigError, match=wanted):
-        start.load_weights("there", {}, model)
+        train.start.load_weights("there", {}, model)
     fitting = model.clone(padding="tensorflow", pool_padding="tensorflow")
-    assert "means" not in start.load_weights("there", {}, fitting, spec).note
-    torch = preprocessing.get_preprocessing("torch").input_spec(224)
-    assert start.load_weights("there", {}, fitting, torch).note.endswith("set config.data.preprocessing=official")
+    assert "means" not in train.start.load_weights("there", {}, fitting, spec).note
+    torch = data.get_preprocessing("torch").input_spec(224)
+    assert train.start.load_weights("there", {}, fitting, torch).note.endswith("set config.data.preprocessing=official")
 
 
 def test_layer_decay_shrinks_with_the_distance_to_the_head():

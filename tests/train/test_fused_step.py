@@ -10,12 +10,10 @@ import pytest
 
 from experiments.lib import runs
 from experiments.on_gpu import numerics, page, parts
-from mixedres import precision, replay
+from mixedres import models, precision, replay, train
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.tree import fingerprint
 from mixedres.config import unflatten
-from mixedres.models import kernel_layout, onednn
-from mixedres.train import start, steps
 from mixedres.train.builder import FUSED_IS_FASTER
 from tests import arrays
 from tests.train import run_cases
@@ -59,11 +57,11 @@ def test_overflow_in_any_layer_skips_the_step():
 
 @pytest.fixture
 def ohwi(monkeypatch):
-    monkeypatch.setattr(steps, "has_ohwi_kernels", lambda experiment: experiment.is_fused)
+    monkeypatch.setattr(train.steps, "has_ohwi_kernels", lambda experiment: experiment.is_fused)
 
 
 def lies_as_ohwi(x):
-    return x.format.layout.major_to_minor == kernel_layout.OHWI.major_to_minor
+    return x.format.layout.major_to_minor == models.kernel_layout.OHWI.major_to_minor
 
 
 @pytest.mark.slow
@@ -72,11 +70,11 @@ def test_ohwi_kernels_change_no_number_of_a_run(tmp_path, ohwi, monkeypatch):
     """Through evaluations, checkpoints, a resume, taps, and an average of the weights; files have no trace of it."""
     options = {"model__fused": "true", "ema_decay": 0.9, "numerics__every": 2, "schedule__name": "constant"}
     experiment = build(run_cases.tiny("fp32", **options))
-    state = start.new_state(experiment)
+    state = train.start.new_state(experiment)
     assert lies_as_ohwi(state.params["stem_conv"]["kernel"])
     assert lies_as_ohwi(state.ema["params"]["stem_conv"]["kernel"])
     assert state.params["head"]["kernel"].shape == (4, 10)
-    stepped, _ = steps.train_step(experiment)(
+    stepped, _ = train.steps.train_step(experiment)(
         state, experiment.shard_batch(next(iter(experiment.source.train_batches(16, seed=0, first_step=0))))
     )
     assert lies_as_ohwi(stepped.params["stem_conv"]["kernel"])
@@ -95,14 +93,14 @@ def test_ohwi_kernels_change_no_number_of_a_run(tmp_path, ohwi, monkeypatch):
 @pytest.mark.usefixtures("one_block")
 def test_finite_check_sees_kernels_in_any_order(ohwi):
     experiment = build(run_cases.tiny("fp16", model__fused="true"))
-    train_step, state = steps.train_step(experiment), cases.host(start.new_state(experiment))
+    train_step, state = train.steps.train_step(experiment), cases.host(train.start.new_state(experiment))
     batch = next(iter(experiment.source.train_batches(16, seed=0, first_step=0)))
     batch |= {"image": batch["image"].astype(np.float32)}
     bad = batch | {"image": batch["image"].copy()}
     bad["image"][3, 2, 2, 0] = np.inf
     for data, finite in ((batch, 1), (bad, 0)):  # the state is a copy, which may be donated
         _, metrics = train_step(
-            steps.place_state(experiment, jax.device_put(state, experiment.replicated_sharding)),
+            train.steps.place_state(experiment, jax.device_put(state, experiment.replicated_sharding)),
             jax.device_put(data, experiment.batch_sharding),
         )
         assert metrics["grads_finite"] == finite
@@ -140,8 +138,8 @@ def test_auto_fuses_if_faster_and_possible(faster_on, monkeypatch):
 def test_auto_fuses_rewritten_networks_with_onednn_and_default_rules(monkeypatch):
     """Short runs of a graph rewrite on CPUs keep the numbers of plain norms, and rules of one's own apply to norms."""
     monkeypatch.setattr("mixedres.train.builder.FUSED_IS_FASTER", {"cpu": ["float16 rewritten"]})
-    monkeypatch.setattr(onednn, "is_faster", lambda dtype, count: count >= 500)
-    monkeypatch.setattr(onednn, "_instructions", frozenset)
+    monkeypatch.setattr(models.onednn, "is_faster", lambda dtype, count: count >= 500)
+    monkeypatch.setattr(models.onednn, "_instructions", frozenset)
 
     def fused(preset, steps, **options):
         return build(run_cases.tiny(preset, steps=steps, **options)).model.fused
@@ -171,7 +169,7 @@ def test_fused_norms_of_a_rewritten_network_round_no_more_than_plain_ones(preset
     """Fused norms read and write float32 there, and only the convolutions round."""
     keys = parts.TINY | numerics.SETTINGS
     base = parts.experiment("fp32", keys)
-    variables = jax.device_get(start.new_state(base).variables)
+    variables = jax.device_get(train.start.new_state(base).variables)
     batch = next(iter(base.source.train_batches(base.batch_size, seed=0, first_step=0)))
     rows = numerics.gradients(base, variables, batch, keys, [preset])
     errors = {row["case"]: row["value"] for row in rows if row["check"] == "gradient against float64"}

@@ -12,10 +12,7 @@ import pytest
 
 from mixedres import checkpoints, models, train
 from mixedres._internal.errors import ConfigError
-from mixedres.export import __main__ as export
-from mixedres.predict import __main__ as predict
-from mixedres.train import steps
-from tests import arrays
+from tests import arrays, run_command
 from tests.train import run_cases
 
 
@@ -85,7 +82,7 @@ def test_continued_run_ends_with_the_same_bits(place, trained, tmp_path):
 
 def test_prediction_has_the_probabilities_of_the_run(place, trained, evaluated, capsys):
     command = ["predict", f"--from={trained[0]}", str(place / "images" / "val"), "--json", "--topk=3"]
-    assert predict.main(command) == 0
+    assert run_command(*command) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 21
     for line, row in zip(lines, evaluated[1], strict=False):
@@ -95,7 +92,7 @@ def test_prediction_has_the_probabilities_of_the_run(place, trained, evaluated, 
 
 def test_export_has_the_probabilities_of_the_run(trained, evaluated, tmp_path):
     images, expected = evaluated
-    assert export.main(["export", f"--from={trained[0]}", f"--to={tmp_path / 'out'}"]) == 0
+    assert run_command("export", f"--from={trained[0]}", f"--to={tmp_path / 'out'}") == 0
     program = jax.export.deserialize(bytearray((tmp_path / "out" / "model.jax").read_bytes()))
     found = program.call(images)
     np.testing.assert_allclose(found["probabilities"], expected, rtol=2e-3)
@@ -105,19 +102,19 @@ def test_export_has_the_probabilities_of_the_run(trained, evaluated, tmp_path):
 def test_weights_travel_in_our_layout_alone(place, trained, tmp_path, capsys):
     directory, _ = trained
     file = tmp_path / "weights.safetensors"
-    assert export.main(["export", f"--from={directory}", f"--to={file}"]) == 2
+    assert run_command("export", f"--from={directory}", f"--to={file}") == 2
     assert "torchvision has ResNets only, and this network is none; write --layout=mixedres" in capsys.readouterr().err
-    assert export.main(["export", f"--from={directory}", f"--to={file}", "--layout=mixedres"]) == 0
+    assert run_command("export", f"--from={directory}", f"--to={file}", "--layout=mixedres") == 0
     bits = [arrays.bits(checkpoints.variables(checkpoints.read_weights(path))) for path in (directory, file)]
     assert bits[0] == bits[1]
     experiment = run_cases.build(on_images(place))
-    initial = train.start.load_weights(str(file), steps.variable_shapes(experiment), experiment.model)
+    initial = train.start.load_weights(str(file), train.steps.variable_shapes(experiment), experiment.model)
     assert initial.has_head and arrays.bits(initial.variables) == bits[0]
 
 
 def test_run_of_a_network_that_is_not_registered_is_one_line(place, trained, monkeypatch, capsys):
     monkeypatch.delitem(models.NETWORKS, "convnext")
-    assert predict.main(["predict", f"--from={trained[0]}", str(place / "images" / "val")]) == 2
+    assert run_command("predict", f"--from={trained[0]}", str(place / "images" / "val")) == 2
     error = capsys.readouterr().err
     assert "model 'convnext' is unknown; use one of resnet14" in error and error.count("\n") == 1
 

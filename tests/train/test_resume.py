@@ -8,11 +8,10 @@ import sys
 import jax
 import pytest
 
-from mixedres import checkpoints
+from mixedres import checkpoints, train
 from mixedres._internal.errors import Stopped, TrainingError
-from mixedres.checkpoints import manager, workdir
-from mixedres.checkpoints.manager import Checkpoints
-from mixedres.train import evaluation, loop, start
+from mixedres.checkpoints import Checkpoints, manager
+from mixedres.train import evaluation, loop
 from mixedres.train.metrics.log import RunLog
 from tests import arrays
 from tests.train import run_cases
@@ -81,7 +80,7 @@ def test_run_stopped_twice_ends_with_the_same_bits(whole, tmp_path, monkeypatch,
             run_cases.fit(config(), tmp_path)
         assert caught.value.status == 128 + number
         assert f"after step {step + 2}; the checkpoint of step {step + 2} is saved" in str(caught.value)
-        assert not (tmp_path / workdir.SUMMARY).exists()
+        assert not (tmp_path / checkpoints.workdir.SUMMARY).exists()
     assert "SIGTERM: finishing this step and saving" in capfd.readouterr().err
     summary = run_cases.fit(config(), tmp_path)
     assert summary["train"]["first_step"] == 7
@@ -164,15 +163,15 @@ def test_longer_run_continues_the_shorter_one(whole, tmp_path, capsys):
 def test_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, capsys):
     chosen = config("fp16", num_devices=8, ema_decay=0.9)
     experiment = build(chosen)
-    before = start.new_state(experiment)
-    saved = Checkpoints(tmp_path / workdir.CHECKPOINTS)
+    before = train.start.new_state(experiment)
+    saved = Checkpoints(tmp_path / checkpoints.workdir.CHECKPOINTS)
     record = {"devices": 8, "config": experiment.resolved}
     saved.save(1, before, checkpoints.with_host_state(record, checkpoints.HostState()))
     saved.close()
     for devices in (1, 2, 4, 8):
         chosen.num_devices = devices
-        places = Checkpoints(tmp_path / workdir.CHECKPOINTS)
-        restored = start.restore_newest(build(chosen), places, set_aside=True).state
+        places = Checkpoints(tmp_path / checkpoints.workdir.CHECKPOINTS)
+        restored = train.start.restore_newest(build(chosen), places, set_aside=True).state
         assert arrays.bits(before) == arrays.bits(restored)
         assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(restored)} == {devices}
         note = f"note: 8 devices before, {devices} now: batch norm takes its statistics over {16 // devices} images"
@@ -196,7 +195,7 @@ def test_failed_checkpoint_is_a_warning_unless_it_is_the_last(whole, tmp_path, m
         captured = capsys.readouterr()
         assert "the checkpoint of step 4 could not be written (No space left on device)" in captured.out
         assert "Traceback" not in captured.out + captured.err
-        assert "4" not in {path.name for path in (tmp_path / "run" / workdir.CHECKPOINTS).iterdir()}
+        assert "4" not in {path.name for path in (tmp_path / "run" / checkpoints.workdir.CHECKPOINTS).iterdir()}
         check_equal(tmp_path / "run", summary, whole)
         step = 9
         with pytest.raises(TrainingError, match=r"step 9 .*No space.*step 4 stands.*Make room"):
@@ -204,5 +203,5 @@ def test_failed_checkpoint_is_a_warning_unless_it_is_the_last(whole, tmp_path, m
         fails, most = [], 1
         check_equal(tmp_path / "passes", run_cases.fit(config(), tmp_path / "passes"), whole)
         assert fails == [9, 9]
-    assert not (tmp_path / "last" / workdir.SUMMARY).exists()
+    assert not (tmp_path / "last" / checkpoints.workdir.SUMMARY).exists()
     check_equal(tmp_path / "last", run_cases.fit(config(), tmp_path / "last"), whole)

@@ -10,17 +10,14 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import models
+from mixedres import checkpoints, models, train
 from mixedres._internal.cli.compilation import CompilationCounter
 from mixedres._internal.errors import ConfigError, NonFiniteError
 from mixedres._internal.formats import stamped
-from mixedres.checkpoints import RunDirectory, workdir
-from mixedres.checkpoints.manager import Checkpoints
+from mixedres.checkpoints import Checkpoints, RunDirectory
 from mixedres.data import Synthetic
-from mixedres.models.factory import create
-from mixedres.train import run, start
-from mixedres.train.debug import nonfinite
-from mixedres.train.experiment import Experiment
+from mixedres.models import create
+from mixedres.train import Experiment, run
 from mixedres.train.metrics.log import RunLog
 from tests import arrays
 from tests.train import run_cases
@@ -55,7 +52,7 @@ def finished(tmp_path_factory, small_network, disk_keeps_up):
 
 def test_summary_agrees_with_the_files(finished):
     directory, config, summary, _ = finished
-    assert json.loads((directory / workdir.SUMMARY).read_text()) == stamped(summary)
+    assert json.loads((directory / checkpoints.workdir.SUMMARY).read_text()) == stamped(summary)
     assert summary["precision"] == "fp16" and summary["model"] == "cifar_resnet8"
     assert summary["train"]["steps"] == 6 and summary["train"]["epochs"] == 1.5
     seconds = summary["train"]["seconds"]
@@ -66,12 +63,12 @@ def test_summary_agrees_with_the_files(finished):
     assert summary["device"].items() >= {"platform": "cpu", "kind": "cpu", "count": 2}.items()
     assert summary["device"]["processor"] and summary["data"] == "synthetic" and summary["resources"] == {}
     assert datetime.date.fromisoformat(summary["date"]) <= datetime.date.today()
-    state = start.new_state(build(config))
+    state = train.start.new_state(build(config))
     stored = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     assert summary["memory"]["host_peak_bytes"] > summary["memory"]["step_argument_bytes"] > stored
     last = lines(directory, "eval")[-1]
     assert {name: last[name] for name in summary["eval"]} == summary["eval"]
-    assert json.loads((directory / workdir.CONFIG).read_text())["precision.name"] == "fp16"
+    assert json.loads((directory / checkpoints.workdir.CONFIG).read_text())["precision.name"] == "fp16"
 
 
 def test_metrics_have_a_line_for_every_step_and_evaluation(finished):
@@ -131,7 +128,7 @@ def test_run_stops_at_a_given_accuracy(tmp_path):
     steps = summary["train"]["steps"]
     assert steps < 40 and summary["eval"]["top1"] >= 1 / 16
     assert int(final_state(tmp_path / "run", config).step) == steps
-    (tmp_path / "run" / workdir.SUMMARY).unlink()
+    (tmp_path / "run" / checkpoints.workdir.SUMMARY).unlink()
     again = run_cases.fit(config, tmp_path / "run")
     assert again["train"]["steps"] == again["train"]["first_step"] == steps
 
@@ -140,18 +137,18 @@ def test_run_that_only_skips_saves_the_failed_step(tmp_path, monkeypatch):
     def no_memory(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
-    monkeypatch.setattr(nonfinite, "examine_step", no_memory)  # tests/train/debug/test_nonfinite.py is about it
+    monkeypatch.setattr(train.nonfinite, "examine_step", no_memory)  # tests/train/debug/test_nonfinite.py is about it
     config = tiny("fp16", precision__loss_scale=2.0**60, max_consecutive_skips=3, steps=20)
     with pytest.raises(NonFiniteError, match=r"step 3 was not taken: it was not examined \(RESOURCE_EXHAUSTED.*replay"):
         run_cases.fit(config, tmp_path / "run")
-    assert not (tmp_path / "run" / workdir.SUMMARY).exists()
-    saved = nonfinite.load_step(tmp_path / "run" / nonfinite.DIRECTORY)
+    assert not (tmp_path / "run" / checkpoints.workdir.SUMMARY).exists()
+    saved = train.nonfinite.load_step(tmp_path / "run" / train.nonfinite.DIRECTORY)
     assert saved.step == 3 and saved.state["opt_state/loss_scale/consecutive_skipped"] == 2
     batch = next(iter(build(config).source.train_batches(16, seed=0)))
     np.testing.assert_array_equal(saved.batch["image"], batch["image"])  # synthetic data repeat one batch
     (tmp_path / "run" / "checkpoints").mkdir(exist_ok=True)
     RunDirectory(tmp_path / "run").claim(build(config).resolved, clean=True).close()
-    assert not (tmp_path / "run" / nonfinite.DIRECTORY).exists()
+    assert not (tmp_path / "run" / train.nonfinite.DIRECTORY).exists()
 
 
 KEPT = {"precision__keep_float32": "^/(head|stem_conv)$|/norm2$"}
@@ -192,21 +189,21 @@ def files(directory):
 def test_damaged_checkpoints_are_passed_over(finished, tmp_path, capsys):
     directory, config, summary, _ = finished
     shutil.copytree(directory, tmp_path / "run")
-    (tmp_path / "run" / workdir.SUMMARY).unlink()
-    checkpoints = tmp_path / "run" / workdir.CHECKPOINTS
-    assert {path.name for path in checkpoints.iterdir()} == {"2", "4", "6"}
+    (tmp_path / "run" / checkpoints.workdir.SUMMARY).unlink()
+    kept = tmp_path / "run" / checkpoints.workdir.CHECKPOINTS
+    assert {path.name for path in kept.iterdir()} == {"2", "4", "6"}
     # The largest file of each holds most of its arrays.
-    largest = [max(files(checkpoints / step), key=lambda path: path.stat().st_size) for step in ("6", "4")]
+    largest = [max(files(kept / step), key=lambda path: path.stat().st_size) for step in ("6", "4")]
     largest[0].write_bytes(largest[0].read_bytes()[:100])
     largest[1].unlink()
-    before = files(checkpoints)
+    before = files(kept)
     assert run_cases.evaluate(config, tmp_path / "run") != summary["eval"]  # of step 2, and nothing is moved
-    assert before == files(checkpoints)
+    assert before == files(kept)
     capsys.readouterr()
     continued = run_cases.fit(config, tmp_path / "run")
     assert "warning: no checkpoint of step 6, 4 is whole; taking step 2\n" in capsys.readouterr().out
     assert continued["train"]["first_step"] == 2 and continued["eval"] == summary["eval"]
-    assert {path.name for path in checkpoints.iterdir()} == {"2", "4", "6", "damaged-4", "damaged-6"}
+    assert {path.name for path in kept.iterdir()} == {"2", "4", "6", "damaged-4", "damaged-6"}
     assert arrays.bits(final_state(tmp_path / "run", config)) == arrays.bits(final_state(directory, config))
 
 
@@ -219,7 +216,7 @@ def test_logged_learning_rates_follow_the_schedule():
 
 def test_first_state_depends_on_the_seed_alone():
     cases = [("fp32", 1), ("fp16", 1), ("fp32", 2)]
-    a, b, c = (start.new_state(build(tiny(preset, seed=seed))).params for preset, seed in cases)
+    a, b, c = (train.start.new_state(build(tiny(preset, seed=seed))).params for preset, seed in cases)
     assert arrays.bits(a) == arrays.bits(b)
     assert arrays.bits(a["stem_conv"]) != arrays.bits(c["stem_conv"])
 

@@ -6,10 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixedres import precision
+from mixedres import precision, train
 from mixedres.numerics import ArrayRecord, Finding
 from mixedres.numerics._nonfinite.finding import Origin
-from mixedres.train.debug import diagnosis
 
 
 def findings(dtype):
@@ -37,7 +36,7 @@ def test_advised_preset_is_wider_than_the_failed_one(name, policy):
     dtype = jnp.dtype(chosen.policy.compute_dtype)
     at_minimum = precision.DynamicLossScale(1.0, min_loss_scale=1.0)
     scales = precision.NoOpLossScale(), precision.StaticLossScale(8.0), precision.DynamicLossScale(), at_minimum
-    texts = [diagnosis.cause(found, chosen, scale) for found in findings(dtype) for scale in scales]
+    texts = [train.diagnosis.cause(found, chosen, scale) for found in findings(dtype) for scale in scales]
     advised = {
         found for text in texts for found in re.findall(r"config\.precision\.name=(\w+)|preset with (\w+)", text)
     }

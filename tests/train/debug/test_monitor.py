@@ -5,9 +5,7 @@ from unittest import mock
 import jax
 import pytest
 
-from mixedres.checkpoints import workdir
-from mixedres.train import start, steps
-from mixedres.train.debug import monitor
+from mixedres import checkpoints, train
 from mixedres.train.debug.monitor import Sampler
 from tests.train import run_cases
 from tests.train.run_cases import build, events, lines
@@ -44,7 +42,7 @@ def test_lines_and_histograms_of_every_layer(runs):
         assert line["weight_gradient/head/kernel/largest_log2"] < 8 and line["parameter/head/kernel/lost"] < 0.01
     # The first look is before step 2, so after one update.
     histograms = {}
-    for file in runs[2][0].glob(workdir.EVENTS):
+    for file in runs[2][0].glob(checkpoints.workdir.EVENTS):
         for event in events(file):
             for value in event.summary.value:
                 if value.HasField("histo"):
@@ -60,8 +58,8 @@ def counts(one_block):
     """The experiment, and the counts of its first step."""
     experiment = build(run_cases.tiny("fp16_static"))
     batch = experiment.shard_batch(next(iter(experiment.source.train_batches(16, seed=0, first_step=0))))
-    step = steps.numerics_step(monitor.in_wide_range(experiment))
-    return experiment, jax.device_get(step(start.new_state(experiment).variables, batch))
+    step = train.steps.numerics_step(train.monitor.in_wide_range(experiment))
+    return experiment, jax.device_get(step(train.start.new_state(experiment).variables, batch))
 
 
 def test_monitor_warns_once_for_each_layer(counts):
@@ -89,5 +87,5 @@ def test_monitor_warns_once_for_each_layer(counts):
 )
 def test_warning_of_little_headroom_depends_on_the_scale(preset, overrides, warned, counts):
     sampler = Sampler(build(run_cases.tiny(preset, numerics__every=1, steps=1, **overrides)))
-    found = "\n".join(sampler._warnings(1, monitor.report_on_step(*counts, 2.0**17, "step 1")))
+    found = "\n".join(sampler._warnings(1, train.monitor.report_on_step(*counts, 2.0**17, "step 1")))
     assert ("within 4x of float16's largest number at loss scale 131072" in found) == warned

@@ -10,8 +10,8 @@ from collections import Counter
 import jax
 import pytest
 
+from mixedres import checkpoints
 from mixedres._internal.errors import Stopped, TrainingError
-from mixedres.checkpoints import workdir
 from mixedres.train.debug.monitor import Sampler
 from mixedres.train.metrics.log import RunLog
 from tests.train import run_cases
@@ -31,7 +31,7 @@ def config(profile=None, **overrides):
 def traces(directory):
     """{first step of a trace: (numbers of its steps, programs of its operations with their counts)}."""
     found = {}
-    for path in (directory / workdir.PROFILE).glob(workdir.TRACES):
+    for path in (directory / checkpoints.workdir.PROFILE).glob(checkpoints.workdir.TRACES):
         assert all(file.stat().st_size for file in path.glob("*.xplane.pb")) and len(list(path.iterdir())) == 3
         with gzip.open(path / "perfetto_trace.json.gz") as file:
             events = json.load(file)["traceEvents"]
@@ -78,17 +78,19 @@ def test_trace_changes_nothing_of_the_run(plain, traced):
     assert all(summary[name] == expected[name] for name in ("eval", "best", "loss_scale"))
     assert summary["train"]["compiled_in_loop"] == []
     assert without_timings(lines(directory)) == without_timings(lines(reference))
-    names = [{path.name for path in (place / workdir.CHECKPOINTS).iterdir()} for place in (directory, reference)]
+    names = [
+        {path.name for path in (place / checkpoints.workdir.CHECKPOINTS).iterdir()} for place in (directory, reference)
+    ]
     assert names[0] == names[1] == {"4", "6"}
     kept = [{path.name for path in place.iterdir() if "tfevents" not in path.name} for place in (directory, reference)]
-    assert kept[0] == kept[1] | {workdir.PROFILE}
+    assert kept[0] == kept[1] | {checkpoints.workdir.PROFILE}
 
 
 def test_end_of_a_trace_prints_place_and_command(tmp_path, capsys):
     directory = tmp_path / "my run"
     summary = run_cases.fit(config("4:9"), directory)  # there are 6 steps
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("trace: ")]
-    place = directory / workdir.PROFILE
+    place = directory / checkpoints.workdir.PROFILE
     assert line.startswith(f"trace: steps 5 to 6 are in {place}/plugins/profile/from_step_5; ")
     assert f"tensorboard --logdir='{place}' " in line and "perfetto_trace.json.gz" in line
     assert numbers(directory) == {5: [5, 6]}

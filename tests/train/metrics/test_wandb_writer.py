@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from mixedres import checkpoints
 from mixedres._internal.errors import TrainingError
-from mixedres.checkpoints import workdir
 from mixedres.train import run
 from mixedres.train.metrics import wandb_writer
 from tests.train import run_cases
@@ -50,10 +50,10 @@ def test_offline_run_continues_the_same_curves(wandb, tmp_path, monkeypatch):
     run_cases.fit(config, tmp_path)
     assert len(expected(tmp_path)) > len(first) and sent == expected(tmp_path)
     names = {path.name for path in tmp_path.glob("wandb/offline-run-*/*.wandb")}
-    assert names == {f"run-{json.loads((tmp_path / workdir.WANDB_ID).read_text())['id']}.wandb"}
+    assert names == {f"run-{json.loads((tmp_path / checkpoints.workdir.WANDB_ID).read_text())['id']}.wandb"}
 
     run_cases.fit(run_cases.tiny(), tmp_path, clean=True)
-    assert not (tmp_path / "wandb").exists() and not (tmp_path / workdir.WANDB_ID).exists()
+    assert not (tmp_path / "wandb").exists() and not (tmp_path / checkpoints.workdir.WANDB_ID).exists()
 
 
 def test_failure_after_the_start_is_one_warning(wandb, tmp_path, monkeypatch, capsys):
