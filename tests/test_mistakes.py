@@ -9,14 +9,14 @@ import sys
 import jax
 import pytest
 
-from experiments import aot, benchmark, gpu, sweep
+from experiments import aot, benchmark, gpu, photographs, sweep
 from experiments.lib import runs
 from mixedres import main
 from tests import ROOT, run_command
 from tests.data import made
 from tests.train import run_cases
 
-EXPERIMENTS = {"aot": aot, "benchmark": benchmark, "gpu": gpu, "sweep": sweep}
+EXPERIMENTS = {"aot": aot, "benchmark": benchmark, "gpu": gpu, "photographs": photographs, "sweep": sweep}
 SHORT = ".steps=2 .model.name=cifar_resnet8 .num_devices=1"
 WORDS = {
     "FP16": "--config=digits:fp16",

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import pytest
 
 from experiments import gpu
-from experiments.lib import runs
 from experiments.on_gpu import kernels, page
 from tests import ROOT
 
@@ -141,11 +140,3 @@ def test_auto_learns_what_was_measured(tmp_path):
     assert json.loads(table.read_text()) == {"cpu": ["float32"], "NVIDIA H200": ["bfloat16", "float32"]}
     before = table.read_bytes()
     assert page.remember({"device": {"kind": "x"}, "parts": {}}, table) is None and table.read_bytes() == before
-
-
-def test_results_go_where_the_environment_says(tmp_path):
-    code = "from experiments.lib import runs; print(runs.write('made', {'rows': []}))"
-    environment = {**os.environ, "EXPERIMENTS_RESULTS": str(tmp_path)}
-    said = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, env=environment, text=True)
-    assert said.strip() == str(tmp_path / "made.json")
-    assert runs.RESULTS == ROOT / "experiments" / "results"
