@@ -206,7 +206,7 @@ def test_large_crops_decoded_smaller_look_the_same(box, size, shrink, shrinks):
     assert shrinks == [shrink] * 4 and min(box[2:]) // shrink >= size
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [1, 4, 6, 7])
 @pytest.mark.parametrize(("box", "size"), [((11, 22, 40, 60), 24), ((4, 8, 80, 72), 16)])
 def test_crop_box_refers_to_the_upright_image(orientation, box, size):
     data = made.turned(made.Image.fromarray(made.photo(90, 140, seed=2)), orientation, quality=95, subsampling=0)
@@ -231,8 +231,3 @@ def test_published_numbers():
     fast = preprocessing.get_preprocessing("official_fast")
     assert (fast.crop, fast.mean, fast.std) == (official.crop, official.mean, official.std)
     assert [family.image_dtype for family in (official, fast, torch)] == [np.float32, np.uint8, np.uint8]
-
-
-def test_central_crop_in_numbers():
-    assert geometry.central_crop(38, 60) == (2, 13, 33, 33)
-    assert geometry.central_crop(60, 38, crop_pct=1.0) == (11, 0, 38, 38)
