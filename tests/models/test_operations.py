@@ -19,10 +19,8 @@ PRODUCTS = [(4, 6, 5, 8, 16, 1, 1), (3, 7, 5, 16, 8, 1, 2), (2, 1, 1, 8, 4, 1, 1
 WINDOWS = [
     (4, 2, 2, 16, 8, 3, 1),
     (3, 4, 4, 8, 16, 3, 2),  # the result is smaller than the kernel, the map is not
-    (2, 1, 1, 8, 4, 3, 1),
     (2, 1, 3, 8, 4, 3, 1),
     (1, 5, 3, 4, 8, 7, 2),
-    (2, 1, 1, 3, 4, 7, 2),
 ]
 PIECES = [(6, 16, 16, 4, 4, 3, 1), (4, 15, 17, 3, 8, 3, 2), (2, 20, 20, 3, 4, 7, 2)]
 PLAIN = [(2, 3, 3, 4, 8, 3, 1), (1, 16, 16, 3, 4, 7, 2)]
@@ -53,7 +51,7 @@ def arrays(shape, dtype):
 
 
 CASES = [(shape, "pytorch") for shape in PRODUCTS + WINDOWS + PIECES]
-CASES += [(shape, "tensorflow") for shape in PRODUCTS + WINDOWS + PIECES if shape[6] > 1]
+CASES += [(shape, "tensorflow") for shape in (PRODUCTS[1], WINDOWS[1], PIECES[1])]
 
 
 @cache

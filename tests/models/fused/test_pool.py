@@ -15,7 +15,7 @@ spread_gradients = jax.jit(unpool, static_argnames=("shape", "padding"))
 
 
 # Even and odd, in each direction, and smaller than a window.
-SIZES = {(1, 1): "float32", (2, 3): "float16", (5, 8): "bfloat16", (8, 5): "float32", (56, 56): "float16"}
+SIZES = {(1, 1): "float32", (5, 8): "bfloat16", (8, 5): "float16"}
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
