@@ -45,7 +45,7 @@ STRIPES = {"image_shape": (8, 8, 1), "num_classes": 2, "train_examples": 64, "ev
 def stripes(tmp_path_factory):
     """A run on a data set of one's own, with its workdir."""
     with pytest.MonkeyPatch.context() as patch:
-        run_cases.shrink(patch, blocks=1)
+        run_cases.shrink(patch)
         directory = tmp_path_factory.mktemp("stripes") / "run"
         config = tiny("fp16", steps=12, optimizer__learning_rate=0.2, optimizer__lr_reference_batch=0)
         source = Stripes(class_names=("across", "along"), **STRIPES)

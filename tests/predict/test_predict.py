@@ -281,3 +281,10 @@ def test_named_checkpoint_is_evaluated_by_the_command(place, capsys):
     command = ["mixedres", "--mode=eval", f"--config.data.dir={place / 'images'}"]
     assert main.main([*command, f"--workdir={place / 'run'}@{steps[0]}"]) == 0
     assert f"weights of {place / 'run'}@{steps[0]}: test top-1" in capsys.readouterr().out
+
+
+def test_weights_are_evaluated_without_a_run(place, weights, tmp_path):
+    config = run_cases.on_images(place, "fp16")
+    of_run = run_cases.evaluate(config, place / "run")
+    config.init_from = str(weights)
+    assert run_cases.evaluate(config, tmp_path / "none") == of_run and not (tmp_path / "none").exists()

@@ -46,7 +46,6 @@ def registered():
 def on_images(place, preset="fp16", **overrides):
     config = run_cases.on_images(place, preset)
     config.model.name, config.model.version = "convnext", None
-    config.schedule.name = "constant"
     for key, value in overrides.items():
         config[key] = value
     return config

@@ -11,10 +11,12 @@ from jax.sharding import PartitionSpec as P
 
 from mixedres import precision
 from mixedres._internal.mesh import AXIS, make_mesh
-from mixedres.train import losses, step
+from mixedres.train import step
 from mixedres.train.gradients import StepOptions
 from tests import arrays
 from tests.train import step_cases as cases
+
+SMOOTHING = 0.1
 
 
 def frozen_part(state):
@@ -120,19 +122,22 @@ def test_tiny_gradient_reaches_the_weights_only_with_a_scale(scale, survives):
     np.testing.assert_allclose(state.params["w"], 0.5 * 1e-8 if survives else 0.0, rtol=2e-3)
 
 
-def reference_step(state, batch, parts, label_smoothing=0.0, chained=False):
+@jax.jit
+@partial(jax.value_and_grad, has_aux=True)
+def reference_grads(params, batch_stats, part):
+    """((loss, statistics), gradients) of a part of a batch, by optax's loss."""
+    model, _ = cases.network("fp32")
+    variables, images = {"params": params, "batch_stats": batch_stats}, cases.NORMALIZE(part["image"])
+    logits, mutated = model.apply(variables, images, train=True, mutable=["batch_stats"])
+    targets = optax.smooth_labels(jax.nn.one_hot(part["label"], cases.CLASSES), SMOOTHING)
+    return optax.softmax_cross_entropy(logits, targets).mean(), mutated["batch_stats"]
+
+
+def reference_step(state, batch, parts, chained=False):
     """(parameters, statistics, mean loss) after one plain optax update by the mean gradient of the parts of a batch.
 
     Each part by itself, neither sharded nor scaled. The statistics are the mean of theirs, or go from one to the next.
     """
-    model, _ = cases.network("fp32")
-
-    @jax.jit
-    @partial(jax.value_and_grad, has_aux=True)
-    def grad_fn(params, batch_stats, part):
-        variables, images = {"params": params, "batch_stats": batch_stats}, cases.NORMALIZE(part["image"])
-        logits, mutated = model.apply(variables, images, train=True, mutable=["batch_stats"])
-        return losses.cross_entropy(logits, part["label"], label_smoothing).mean(), mutated["batch_stats"]
 
     def mean(trees):
         return jax.tree.map(lambda *x: sum(x) / parts, *trees)
@@ -140,7 +145,7 @@ def reference_step(state, batch, parts, label_smoothing=0.0, chained=False):
     found, stats = [], [state.batch_stats]
     for index in range(parts):
         part = {name: np.split(array, parts)[index] for name, array in batch.items()}
-        (loss, new), grads = grad_fn(state.params, stats[-1 if chained else 0], part)
+        (loss, new), grads = reference_grads(state.params, stats[-1 if chained else 0], part)
         found.append((grads, loss))
         stats.append(new)
     grads, loss = mean(found)
@@ -149,9 +154,9 @@ def reference_step(state, batch, parts, label_smoothing=0.0, chained=False):
 
 
 def test_per_device_statistics_match_separate_shards():
-    train_step, state = cases.make("fp32", devices=8, label_smoothing=0.1, in_buckets=True)
+    train_step, state = cases.make("fp32", devices=8, label_smoothing=SMOOTHING, in_buckets=True)
     data = cases.batch(1, 32, np.uint8)
-    expected = reference_step(cases.host(state), data, 8, label_smoothing=0.1)
+    expected = reference_step(cases.host(state), data, 8)
     state, metrics = train_step(state, data)
     cases.close((state.params, state.batch_stats, metrics["loss"]), expected, 1e-5)
 
@@ -197,8 +202,8 @@ def test_float16_all_reduce_overflows_no_earlier_than_its_mean(scale, zeros, mea
 
 
 def test_microbatches_average_gradients_and_chain_statistics():
-    train_step, state = cases.make("fp32", microbatches=4)
-    data = cases.batch(2, 32)
+    train_step, state = cases.make("fp32", microbatches=4, label_smoothing=SMOOTHING)
+    data = cases.batch(2, 16, np.uint8)
     *expected, loss = reference_step(cases.host(state), data, 4, chained=True)
     state, metrics = train_step(state, data)
     cases.close((state.params, state.batch_stats), tuple(expected), 1e-5)

@@ -1,6 +1,5 @@
 """Traces of a run: exactly the steps that were asked for, and no other bit of the run."""
 
-import contextlib
 import gzip
 import json
 import os
@@ -132,21 +131,18 @@ def test_error_during_a_trace_stays_the_error(tmp_path, monkeypatch):
         pass
 
 
-@pytest.mark.parametrize("reason", ["Profile has already been started", r"[Errno 28] No space left on device"])
-def test_failed_trace_is_a_warning(plain, reason, tmp_path, monkeypatch, capsys):
-    stop = jax.profiler.stop_trace
+@pytest.mark.parametrize("name", ["start_trace", "stop_trace"])
+def test_failed_trace_is_a_warning(plain, name, tmp_path, monkeypatch, capsys):
+    original = getattr(jax.profiler, name)
 
-    def full():
-        stop()
+    def fail(*arguments, **options):
+        if name == "stop_trace":
+            original()
         raise OSError(28, "No space left on device")
 
-    with contextlib.ExitStack() as stack:
-        if "Errno" in reason:
-            monkeypatch.setattr(jax.profiler, "stop_trace", full)
-        else:
-            stack.enter_context(jax.profiler.trace(tmp_path / "mine"))
-        run_cases.fit(config("1:5"), tmp_path / "run")
+    monkeypatch.setattr(jax.profiler, name, fail)
+    run_cases.fit(config("1:5"), tmp_path / "run")
     out = capsys.readouterr().out
-    assert out.count("warning: ") == 1 and f"warning: no trace from step 2 ({reason}" in out
+    assert out.count("warning: ") == 1 and "warning: no trace from step 2 ([Errno 28] No space left on device" in out
     assert numbers(tmp_path / "run") == {}
     assert without_timings(lines(tmp_path / "run")) == without_timings(lines(plain[0]))
