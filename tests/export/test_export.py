@@ -19,7 +19,6 @@ from mixedres.config import flatten
 from mixedres.data import InputSpec
 from mixedres.data.images import crops
 from mixedres.export import network as exporting
-from mixedres.export import saved_model
 from mixedres.predict import find_images
 from tests import run_command
 from tests.amp import graphs
@@ -183,18 +182,6 @@ def test_saved_model_computes_the_same(precision, tolerance, place, tmp_path):
     np.testing.assert_array_equal(found["classes"], expected.argmax(-1))
     # Its decoder and its resizing are others.
     np.testing.assert_allclose(found["pictures"], expected, rtol=0, atol=0.02)
-
-
-@pytest.mark.interop
-@pytest.mark.slow
-def test_tensorflow_sees_the_official_pixels(place):
-    tf = pytest.importorskip("tensorflow", reason="needs the extra tf")
-    spec = dataclasses.replace(chosen(place / "run", "--precision=fp32").spec, resize="official", crop_pct=0.875)
-    for index, (height, width) in enumerate(((90, 70), (375, 500), (33, 33), (20, 18))):
-        for kind in ("JPEG", "PNG"):
-            data = made.encoded(made.photo(height, width, index), kind)
-            square = saved_model._square(tf.constant(data), spec).numpy()
-            np.testing.assert_array_equal(square, crops.center_crop(data, spec))
 
 
 @pytest.mark.parametrize("step", ["mixedres.export.files._write_reader", "os.rename"])  # within, and the last one

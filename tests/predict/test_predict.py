@@ -4,13 +4,9 @@ import base64
 import html
 import io
 import json
-import os
 import pathlib
 import re
-import shlex
 import shutil
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -244,17 +240,6 @@ def test_damaged_checkpoint_is_noted(place, tmp_path, capsys):
     picture = find_images(str(place / "images" / "val"))[0]
     status, _, errors = said(capsys, f"--from={tmp_path / 'run'}", picture)
     assert status == 0 and f"note: no checkpoint of step {newest} is whole; taking step {before}" in errors
-
-
-@pytest.mark.slow
-def test_closed_pipe_and_full_disk_end_without_traceback(place):
-    command = [sys.executable, "-m", "mixedres.predict", f"--from={place / 'run'}", str(place / "images" / "val")]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    for target, status, words in (("| true", 1, ""), ("> /dev/full", 1, "stdout: No space left on device")):
-        line = f"set -o pipefail; {shlex.join(command)} {target}"
-        done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=120)
-        assert done.returncode == status and "Traceback" not in done.stderr and words in done.stderr, done.stderr
-        assert "Exception ignored" not in done.stderr
 
 
 def test_arrays_and_files_have_the_same_predictions(place, tmp_path, capsys):

@@ -10,13 +10,12 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import checkpoints, models, train
+from mixedres import checkpoints, train
 from mixedres._internal.cli.compilation import CompilationCounter
 from mixedres._internal.errors import ConfigError, NonFiniteError
 from mixedres._internal.formats import stamped
 from mixedres.checkpoints import Checkpoints, RunDirectory
 from mixedres.data import Synthetic
-from mixedres.models import create
 from mixedres.train import Experiment, run
 from mixedres.train.metrics.log import RunLog
 from tests import arrays
@@ -149,27 +148,6 @@ def test_run_that_only_skips_saves_the_failed_step(tmp_path, monkeypatch):
     (tmp_path / "run" / "checkpoints").mkdir(exist_ok=True)
     RunDirectory(tmp_path / "run").claim(build(config).resolved, clean=True).close()
     assert not (tmp_path / "run" / train.nonfinite.DIRECTORY).exists()
-
-
-KEPT = {"precision__keep_float32": "^/(head|stem_conv)$|/norm2$"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("preset", "options", "scale"),
-    [
-        *((preset, {}, scale) for preset, scale in (("fp32", 1.0), ("bf16", 1.0), ("fp16_static", 128.0))),
-        ("fp16", KEPT, 2.0**15),
-        ("fp16_rewrite", KEPT, 2.0**15),
-    ],
-)
-def test_whole_network_learns_the_batch(preset, options, scale, tmp_path, monkeypatch):
-    monkeypatch.setattr(models, "create", create)
-    config = tiny(preset, num_devices=1, eval_every=0, steps=12, optimizer__lr_reference_batch=0, **options)
-    summary = run_cases.fit(config, tmp_path / "run")
-    trained = lines(tmp_path / "run", "train")
-    assert trained[-1]["loss"] < 0.8 * trained[0]["loss"]
-    assert summary["loss_scale"]["final"] == scale and not summary["train"]["compiled_in_loop"]
 
 
 def test_evaluation_may_change_devices_but_not_the_model(finished):

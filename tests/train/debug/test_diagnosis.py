@@ -42,6 +42,11 @@ def test_advised_preset_is_wider_than_the_failed_one(name, policy):
     }
     advised = {name for pair in advised for name in pair if name}
     assert advised == ({chosen.wider} - {name} if dtype == jnp.float16 else set())
+    if dtype == jnp.float16:
+        _, _, in_gradient, *_ = findings(dtype)
+        mends = ("", "config.precision.loss_scale", "config.loss_scale.initial", "config.loss_scale.min")
+        for mend, scale in zip(mends, scales, strict=True):
+            assert mend in train.diagnosis.cause(in_gradient, chosen, scale)
     for text in texts:
         assert not re.search(r"; (,|or)|,,|  |, or $|; $", text), text
     overridden = dtype.name != precision.PRESETS[name].compute_dtype

@@ -13,7 +13,7 @@ from mixedres._internal.errors import ConfigError
 from tests.arrays import bits
 from tests.train import run_cases
 from tests.train.run_cases import build
-from tests.train.step_cases import at_minimum, but_for_the_latch, host, with_scale
+from tests.train.step_cases import at_minimum, but_for_the_latch, host
 
 pytestmark = pytest.mark.usefixtures("one_block")
 DEVICES = 8
@@ -74,16 +74,6 @@ def test_gradient_overflow_names_the_layer(fused):
     assert finding.origin.inputs[0].largest > 65504
     assert "config.loss_scale.min" in train.diagnosis.cause(finding, precision.get("fp16"), state.loss_scale)
     build(run_cases.tiny("fp16", model__fused=fused, precision__keep_float32=f"^/{layer}$"))  # as is advised elsewhere
-
-
-def test_too_large_loss_scale_overflows_at_the_cast():
-    experiment, _, first = run()
-    state = with_scale(first, loss_scale=2.0**40, consecutive_skipped=24)
-    state, finding = halt(state, batch(experiment))
-    origin = finding.origin
-    assert (origin.array.path, origin.array.direction) == ("ResNet", "backward")
-    assert origin.array.dtype == np.float16 and origin.inputs[0].largest > 2**35
-    assert "config.loss_scale.initial" in train.diagnosis.cause(finding, precision.get("fp16"), state.loss_scale)
 
 
 def test_infinite_pixel_is_the_fault_of_the_batch():
