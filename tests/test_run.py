@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import mixedres
 from mixedres import checkpoints, data, main, train
 from mixedres._internal.errors import ConfigError, DataError
-from mixedres.train import evaluation, loop, planning
+from mixedres.train import evaluation as evaluating
+from mixedres.train import planning
 from tests.train import run_cases
 from tests.train.run_cases import tiny
 
@@ -87,8 +88,8 @@ def test_checkpoints_have_names(stripes):
 def test_best_is_the_first_of_the_highest_top1(tmp_path, monkeypatch):
     run_cases.shrink(monkeypatch)
     measured = iter([0.25, 0.5, 0.5, 0.125])
-    means = evaluation.means
-    monkeypatch.setattr(loop.evaluation, "means", lambda sums: means(sums) | {"top1": next(measured)})
+    means = evaluating.means
+    monkeypatch.setattr(evaluating, "means", lambda sums: means(sums) | {"top1": next(measured)})
     summary = run_cases.fit(tiny(steps=8), tmp_path / "run")
     assert (summary["best"], summary["eval"]["top1"]) == ({"step": 4, "top1": 0.5}, 0.125)
     assert set(checkpoints.RecordedRun(tmp_path / "run").steps()) >= {4, 8}

@@ -4,11 +4,10 @@ import io
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from mixedres import data
 from mixedres.data import smaller
-from mixedres.data.images import decoding
 from tests import run_command
 from tests.data import made
 
@@ -17,7 +16,7 @@ ARRAY = made.photo(40, 56, 11)
 
 def seen(encoded):
     """The pixels as a viewer shows them."""
-    return decoding.decode_image(encoded, decoding.read_header(encoded, apply_exif=True)).astype(int)
+    return np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(encoded))).convert("RGB")).astype(int)
 
 
 def copy(root, *more, short_side=16):
@@ -49,9 +48,9 @@ def image_folder(root):
 def test_larger_image_becomes_an_upright_jpeg(encoded):
     assert smaller.shortened(encoded, short_side=40, quality=90) == encoded
     found = smaller.shortened(encoded, short_side=20, quality=95)
-    head = decoding.read_header(found, apply_exif=True)
-    assert (head.is_jpeg, head.orientation, head.colorspace) == (True, 1, "YCbCr")
-    size = (head.width, head.height)
+    image = Image.open(io.BytesIO(found))
+    size = image.size
+    assert (image.format, image.mode, image.getexif().get(0x0112, 1)) == ("JPEG", "RGB", 1)
     expected = Image.fromarray(seen(encoded).astype(np.uint8)).resize(size, Image.Resampling.LANCZOS)
     assert np.abs(seen(found) - np.asarray(expected).astype(int)).mean() < 2.5
 
@@ -60,7 +59,7 @@ def test_larger_image_becomes_an_upright_jpeg(encoded):
 def test_short_side_is_filtered_by_lanczos(height, width, size):
     array = made.photo(height, width, 5)
     found = smaller.shortened(made.encoded(array, "PNG"), short_side=32, quality=95)
-    assert decoding.read_header(found)[:2] == size
+    assert Image.open(io.BytesIO(found)).size == size[::-1]
     assert Image.open(io.BytesIO(found)).layer[0][1:3] == (2, 2)  # luma has twice the samples of chroma each way
     reference = np.asarray(Image.fromarray(array).resize(size[::-1], Image.Resampling.LANCZOS)).astype(int)
     assert np.abs(seen(found) - reference).mean() < 2.5
@@ -68,7 +67,7 @@ def test_short_side_is_filtered_by_lanczos(height, width, size):
 
 def test_gray_and_small_images_stay_as_they_are():
     gray = made.encoded(made.photo(64, 30, 12, channels=1), quality=95)
-    assert decoding.read_header(smaller.shortened(gray, short_side=16, quality=90)).colorspace == "Gray"
+    assert Image.open(io.BytesIO(smaller.shortened(gray, short_side=16, quality=90))).mode == "L"
     assert smaller.shortened(gray, short_side=30, quality=90) == gray
 
 

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixedres import checkpoints
+from mixedres import checkpoints, data
 from mixedres.config import flatten
 from mixedres.data import InputSpec
-from mixedres.data.images import crops
 from mixedres.export import network as exporting
 from mixedres.predict import find_images
 from tests import run_command
@@ -73,11 +72,16 @@ def alone(only_jax, *arguments):
     return done.stdout
 
 
+def cropped(path, spec):
+    (found,) = data.center_crops([path], spec, threads=1)
+    return found
+
+
 def images_of(place, count):
     """(count, 24, 24, 3) uint8, as the evaluation of the run sees them."""
     spec = InputSpec.from_json(json.loads((place / "run" / "data.json").read_text())["input"])
     paths = find_images(str(place / "images" / "val"))[:count]
-    return paths, np.stack([crops.center_crop(pathlib.Path(path).read_bytes(), spec) for path in paths])
+    return paths, np.stack([*data.center_crops(paths, spec, threads=1)])
 
 
 def test_folder_explains_itself(place, only_jax, tmp_path, capsys):
@@ -96,7 +100,7 @@ def test_folder_explains_itself(place, only_jax, tmp_path, capsys):
     for size, kind, orientation in (((90, 71), "PNG", 1), ((20, 18), "PNG", 1), *turned):
         path = tmp_path / f"cat.{kind}"
         path.write_bytes(made.turned(Image.fromarray(made.photo(*size, seed=3)), orientation, kind))
-        seen, expected = reader(to)(path), crops.center_crop(path.read_bytes(), InputSpec.from_json(facts["input"]))
+        seen, expected = reader(to)(path), cropped(path, InputSpec.from_json(facts["input"]))
         assert seen.dtype == expected.dtype and made.difference(seen, expected).max() <= 2.01
 
 
@@ -139,7 +143,7 @@ def test_official_preprocessing_takes_float32(place, only_jax, tmp_path, capsys)
     ours = chosen(place / "run", "--preprocessing=official", "--precision=fp32")
     for sides in ((90, 70), (20, 18), (33, 33)):
         Image.fromarray(made.photo(*sides, seed=3)).save(path)
-        seen, shown = crops.center_crop(path.read_bytes(), ours.spec), reader(tmp_path / "to")(path)[None]
+        seen, shown = cropped(path, ours.spec), reader(tmp_path / "to")(path)[None]
         assert seen.dtype == shown.dtype == np.float32
         np.testing.assert_array_equal(shown[0], seen)
     np.save(tmp_path / "x.npy", shown)

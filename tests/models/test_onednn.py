@@ -10,7 +10,6 @@ import pytest
 from mixedres import autocast, models, train
 from mixedres.config import parse_flags
 from mixedres.models import compiler_options, create, for_platform, operations
-from mixedres.models.products import xla_convolution
 from mixedres.precision import get
 from tests.train import run_cases
 from tests.train.run_cases import build
@@ -29,6 +28,11 @@ CASES = [
     ((3, 4, 3, 32), (3, 16), 2, ((1, 1), (1, 1))),
     ((2, 13, 12, 3), (7, 8), 2, ((3, 3), (3, 3))),
 ]
+
+
+def xla_convolution(x, kernel, stride, around, precision):
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, (stride,) * 2, around, dimension_numbers=layout, precision=precision)
 
 
 def operands(x_shape, kernel, stride, around, dtype):

@@ -16,7 +16,6 @@ from PIL import Image, ImageOps
 import mixedres
 from mixedres import checkpoints, data, main
 from mixedres._internal.errors import ConfigError
-from mixedres.data.images import crops
 from mixedres.predict import find_images
 from tests import run_command
 from tests.data import made
@@ -118,8 +117,7 @@ def test_sheet_shows_photograph_input_and_truth(place, tmp_path, capsys):
     drawn = pictures(out)
     assert len(drawn) == 42
     for photograph, seen, guess in zip(drawn[::2], drawn[1::2], guesses, strict=True):
-        content = pathlib.Path(guess["file"]).read_bytes()
-        np.testing.assert_array_equal(seen, crops.center_crop(content, spec))
+        np.testing.assert_array_equal(seen, *data.center_crops([guess["file"]], spec, threads=1))
         upright = np.asarray(ImageOps.exif_transpose(Image.open(guess["file"])).convert("RGB"), float)
         assert np.abs(photograph - upright).mean() < 8  # one more JPEG
     names = re.findall(r'data-name="([^"]+)"', out.read_text())
@@ -221,7 +219,7 @@ def test_official_pixels_are_predicted_and_drawn(place, tmp_path, capsys):
     picture, out = find_images(str(place / "images" / "val"))[0], tmp_path / "sheet.html"
     status, lines, _ = said(capsys, f"--from={place / 'run'}", *given, picture, "--json", f"--out={out}")
     ours = chosen(place / "run", *given)
-    square = crops.center_crop(pathlib.Path(picture).read_bytes(), ours.spec)
+    (square,) = data.center_crops([picture], ours.spec, threads=1)
     assert status == 0 and square.dtype == np.float32 and ours.spec.std == (1.0,) * 3
     assert square.shape == ours.spec.shape == (24, 24, 3)  # the size stays that of the run
     expected = np.asarray(ours.probabilities(ours.variables, square[None]))[0]

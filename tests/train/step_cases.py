@@ -9,13 +9,12 @@ import numpy as np
 
 from mixedres import models, precision
 from mixedres._internal.mesh import AXIS, make_mesh
-from mixedres.models import normalize
 from mixedres.train import optimizers, step
 from mixedres.train.gradients import StepOptions
 from tests.models import networks
 
 SIZE, CLASSES = 8, 10
-NORMALIZE = normalize.by_channel((127.0,), (60.0,))
+NORMALIZE = models.normalization((127.0,), (60.0,))
 
 
 @cache

@@ -2,12 +2,11 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from mixedres import numerics, train
 from mixedres._internal.tree import named_leaves
-from mixedres.numerics.counting import taps
-from mixedres.train.losses import cross_entropy
 from tests.train import run_cases
 from tests.train.run_cases import build
 
@@ -37,7 +36,7 @@ def test_devices_and_microbatches_are_counted_separately(overrides):
     def loss(params, images, labels):
         everything = {"params": params, "batch_stats": variables["batch_stats"]}
         logits, _ = model.apply(everything, experiment.normalize_fn(images), train=True, mutable=["batch_stats"])
-        return cross_entropy(logits, labels).mean()
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
     halves = [{name: array[rows] for name, array in batch.items()} for rows in (slice(8), slice(8, 16))]
     first, second = (numerics.examine(loss, variables["params"], half["image"], half["label"]) for half in halves)
@@ -78,4 +77,4 @@ def test_synchronized_statistics_and_the_rewrite():
     in_float32 = train.monitor.in_wide_range(rewritten)
     assert in_float32.model.policy == train.monitor.in_wide_range(experiment).model.policy
     counts = jax.eval_shape(train.steps.numerics_step(in_float32), state.variables, train.steps.batch_shapes(rewritten))
-    assert isinstance(counts.taps, taps.TapStatistics)
+    assert isinstance(counts.taps, numerics.counting.TapStatistics)

@@ -9,9 +9,8 @@ import pytest
 from mixedres import data, main, precision, train
 from mixedres._internal.cli import progress
 from mixedres._internal.errors import ConfigError
-from mixedres.train import step
 from tests.amp import graphs
-from tests.train import run_cases
+from tests.train import run_cases, step_cases
 from tests.train.run_cases import build
 
 pytestmark = pytest.mark.usefixtures("small_network")
@@ -36,7 +35,7 @@ def trained(tmp_path_factory, small_network):
 def test_compared_presets_ignore_keep_float32_of_the_run(preset):
     experiment = build(digits(preset, num_devices=1, precision__keep_float32="^/head$"))
     variables = jax.eval_shape(experiment.init_state).eval_variables
-    arguments = (variables, train.steps.eval_batch_shapes(experiment), None, step.zero_sums())
+    arguments = (variables, train.steps.eval_batch_shapes(experiment), None, step_cases.step.zero_sums())
     for chosen, dtypes in ((precision.get(preset), {"f16"}), (experiment.precision, {"f16", "f32"})):
         jaxpr = jax.make_jaxpr(train.steps.eval_step(experiment.in_precision(chosen)))(*arguments)
         assert graphs.product_dtypes(jaxpr) == dtypes

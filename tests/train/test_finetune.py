@@ -3,13 +3,10 @@
 import pathlib
 import shutil
 
-import jax
-import numpy as np
 import pytest
 
 from mixedres import checkpoints, data, models, train
 from mixedres._internal.errors import ConfigError
-from mixedres.train import optimizers
 from tests import arrays
 from tests.train import run_cases
 from tests.train.run_cases import build, tiny
@@ -109,24 +106,3 @@ def test_differing_padding_and_input_are_noted(of_bottlenecks):
     assert "means" not in train.start.load_weights("there", {}, fitting, spec).note
     torch = data.get_preprocessing("torch").input_spec(224)
     assert train.start.load_weights("there", {}, fitting, torch).note.endswith("set config.data.preprocessing=official")
-
-
-def test_layer_decay_shrinks_with_the_distance_to_the_head():
-    names = ["stem_conv", "stem_norm", "block_layer1_2", "block_layer1_10", "block_layer2_1", "final_norm", "head"]
-    grads = {name: {"kernel": np.ones(3, np.float32)} for name in names}
-    tx = optimizers.with_layer_decay(optimizers.create("sgd", lambda count: 1.0, momentum=0.0), 0.5)
-    updates, _ = tx.update(grads, tx.init(grads), grads)
-    found = {name: float(-updates[name]["kernel"][0]) for name in names}
-    expected = {"head": 1, "final_norm": 1, "block_layer2_1": 1 / 2, "block_layer1_10": 1 / 4, "block_layer1_2": 1 / 8}
-    assert found == expected | {"stem_conv": 1 / 16, "stem_norm": 1 / 16}
-
-
-def test_frozen_leaves_have_no_optimizer_state():
-    params = {"head": {"kernel": np.float32([1, 2])}, "stem": {"kernel": np.float32([-0.0, 3])}}
-    tx = optimizers.train_only(optimizers.create("sgd", lambda count: 1.0, weight_decay=0.1), "^/head/")
-    state = tx.init(params)
-    assert sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim) == 2
-    updates, _ = tx.update(jax.tree.map(np.ones_like, params), state, params)
-    kept = params["stem"]["kernel"] + np.asarray(updates["stem"]["kernel"])
-    assert kept.tobytes() == params["stem"]["kernel"].tobytes()
-    np.testing.assert_allclose(updates["head"]["kernel"], [-1.1, -1.2])

@@ -17,7 +17,6 @@ from mixedres._internal.formats import stamped
 from mixedres.checkpoints import Checkpoints, RunDirectory
 from mixedres.data import Synthetic
 from mixedres.train import Experiment, run
-from mixedres.train.metrics.log import RunLog
 from tests import arrays
 from tests.train import run_cases
 from tests.train.run_cases import build, final_state, lines, tiny
@@ -100,7 +99,7 @@ def test_compilation_in_the_loop_is_reported_and_the_first_batch_not_timed(tmp_p
 
     monkeypatch.setattr(Synthetic, "_batch", slow)
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + 1000 * len(drawn))  # seconds
-    run_cases.after(monkeypatch, RunLog, "train", compile_one, step=3)
+    run_cases.after(monkeypatch, "train", compile_one, step=3)
     summary = run_cases.fit(tiny("fp16", ema_decay=0.9), tmp_path / "run")
     assert len(drawn) >= 2 and summary["train"]["seconds"] < 1000
     assert summary["train"]["compiled_in_loop"] == ["jit(<lambda>)"]

@@ -11,8 +11,6 @@ from jax.sharding import PartitionSpec as P
 
 from mixedres import precision
 from mixedres._internal.mesh import AXIS, make_mesh
-from mixedres.train import step
-from mixedres.train.gradients import StepOptions
 from tests import arrays
 from tests.train import step_cases as cases
 
@@ -86,9 +84,9 @@ def of_one_weight(two_logits, scale, w=0.0, batch_stats=None, devices=1, **optio
         return jnp.broadcast_to(logits, (images.shape[0], 2)), {"batch_stats": variables["batch_stats"]}
 
     tx = precision.loss_scaled(optax.sgd(1.0), scale)
-    state = step.init_state({"params": {"w": jnp.float32(w)}, "batch_stats": batch_stats or {}}, tx, ema=False)
+    state = cases.step.init_state({"params": {"w": jnp.float32(w)}, "batch_stats": batch_stats or {}}, tx, ema=False)
     data = cases.batch(0) | {"label": np.zeros(16, np.int32)}
-    return make_mesh(jax.devices()[:devices]), StepOptions(apply_fn, cases.NORMALIZE, tx, **options), state, data
+    return make_mesh(jax.devices()[:devices]), cases.StepOptions(apply_fn, cases.NORMALIZE, tx, **options), state, data
 
 
 def test_infinite_loss_with_finite_gradients_is_no_step():
@@ -96,10 +94,10 @@ def test_infinite_loss_with_finite_gradients_is_no_step():
     mesh, options, state, data = of_one_weight(
         lambda w, _: (w - 3e38, jnp.float32(3e38)), precision.NoOpLossScale(), w=1.0
     )
-    loss_and_grads = partial(step.loss_and_grads, options=options)
-    loss, grads = step.jit_sharded(loss_and_grads, mesh, (P(), P(AXIS)))(state, data)
+    loss_and_grads = partial(cases.step.loss_and_grads, options=options)
+    loss, grads = cases.step.jit_sharded(loss_and_grads, mesh, (P(), P(AXIS)))(state, data)
     assert loss == np.inf and grads["w"] == -1.0
-    state, metrics = step.jit_train_step(mesh, options)(state, data)
+    state, metrics = cases.step.jit_train_step(mesh, options)(state, data)
     assert metrics["halted"] == 1 and state.params["w"] == 1.0 and state.step == 0
 
 
@@ -118,7 +116,7 @@ def test_tiny_gradient_reaches_the_weights_only_with_a_scale(scale, survives):
 
     factor = {"factor": jnp.float16(1e-4)}
     mesh, options, state, data = of_one_weight(tiny, scale, batch_stats=factor)
-    state, _ = step.jit_train_step(mesh, options)(state, data)
+    state, _ = cases.step.jit_train_step(mesh, options)(state, data)
     np.testing.assert_allclose(state.params["w"], 0.5 * 1e-8 if survives else 0.0, rtol=2e-3)
 
 
@@ -196,7 +194,7 @@ def test_float16_all_reduce_overflows_no_earlier_than_its_mean(scale, zeros, mea
         lambda w, _: (w, jnp.float32(0)), precision.StaticLossScale(scale), devices=8, allreduce_dtype=jnp.float16
     )
     labels = (np.arange(16) >= zeros).astype(np.int32)
-    state, metrics = step.jit_train_step(mesh, options)(state, data | {"label": labels})
+    state, metrics = cases.step.jit_train_step(mesh, options)(state, data | {"label": labels})
     assert metrics["grads_finite"] == 1
     np.testing.assert_allclose(state.params["w"], -mean, rtol=1e-3)
 

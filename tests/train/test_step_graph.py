@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from mixedres import precision
 from mixedres._internal.jax_compat import equations
 from mixedres._internal.mesh import AXIS, make_mesh
-from mixedres.train import gradients, step
+from mixedres.train import gradients
 from tests import GOLDEN, arrays
 from tests.train import step_cases as cases
 
@@ -107,8 +107,8 @@ def test_compiled_step_has_one_all_reduce():
 def test_eval_counts_every_example_once_on_eight_devices():
     model, variables = cases.network("fp32")
     mesh = make_mesh(jax.devices())
-    eval_step = step.jit_eval_step(mesh, apply_fn=model.apply, normalize=cases.NORMALIZE)
-    sums, results = step.zero_sums(), []
+    eval_step = cases.step.jit_eval_step(mesh, apply_fn=model.apply, normalize=cases.NORMALIZE)
+    sums, results = cases.step.zero_sums(), []
     full, part = cases.batch(0, 16), cases.batch(1, 16)
     masks = np.ones(16, bool), np.arange(16) < 5
     for data, mask in zip((full, part), masks, strict=True):

@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 
+import cv2
 import numpy as np
 import pytest
 from tensorflow_datasets.core.features import ClassLabel, FeaturesDict, Image, Text
@@ -12,8 +13,6 @@ from tensorflow_datasets.core.features import ClassLabel, FeaturesDict, Image, T
 from mixedres._internal.errors import DataError
 from mixedres.data import load
 from mixedres.data.datasets import tfds
-from mixedres.data.examples import hash_of_sizes
-from mixedres.data.images import decoding
 from tests.data import made
 
 HELD = {"train": made.examples(23), "validation": made.examples(7)}
@@ -57,7 +56,6 @@ def test_every_layout_gives_the_same_bytes_labels_and_names(roots, layout):
     name = "imagenet2012" if layout == "models" else "toy"
     assert (data_set.train.name, data_set.eval.name) == (f"{name}, train", f"{name}, validation")
     assert read(pickle.loads(pickle.dumps(data_set.train))) == HELD["train"]  # in another process
-    assert data_set.train.sizes() == hash_of_sizes(data_set.train.paths)
     assert all(os.path.getsize(path) for path in data_set.train.paths)
 
 
@@ -148,7 +146,7 @@ def test_gray_images_without_names(tmp_path):
     assert data_set.channels == 1 and data_set.class_names == tuple("0123456789")
     for index, image in enumerate(pixels):
         data, label = data_set.train[index]
-        np.testing.assert_array_equal(decoding.decode_image(data, decoding.read_header(data), channels=1), image)
+        np.testing.assert_array_equal(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED), image[..., 0])
         assert label == 9 - index and data_set.train.file_name(index) == ""
 
 

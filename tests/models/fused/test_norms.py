@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from mixedres.models import fused
-from mixedres.models.fused.statistics import _parts, channel_sums
-from mixedres.models.operations import max_pool
+from mixedres.models import fused, operations
+from mixedres.models.fused import statistics as sums
 from tests.models.networks import relative
 
 EPSILON = 1e-3  # large enough that forgetting it, or adding it elsewhere, shows
@@ -50,7 +49,7 @@ def plain_pair(*args, **options):
 # name: (fused, plain, its arguments: m a map, v a vector)
 FUNCTIONS = {
     "norm_relu": (fused.norm_relu, plain_relu, "mvv"),
-    "norm_relu_pool": (fused.norm_relu_pool, partial(plain_relu, after=max_pool), "mvv"),
+    "norm_relu_pool": (fused.norm_relu_pool, partial(plain_relu, after=operations.max_pool), "mvv"),
     "norm_add_relu": (fused.norm_add_relu, plain_add_relu, "mmvv"),
     "norms_add_relu": (fused.norms_add_relu, plain_pair, "mvvmvv"),
 }
@@ -303,10 +302,10 @@ def test_shapes_that_do_not_fit_are_refused(name, changed, dtype, shape):
 
 @pytest.mark.parametrize("values", [1, 7, 49, 97, 32 * 49, 256 * 112 * 112, 2 * 3 * 5 * 7919])
 def test_sums_are_divided_into_equal_parts(values):
-    parts = _parts(values)
+    parts = sums._parts(values)
     assert values % parts == 0 and parts <= max(8, 12 * values**0.5)
     if values < 10**5:
         x = np.random.default_rng(0).normal(size=(values, 3)).astype(np.float32)
         for config in (fused.NormConfig(EPSILON, jnp.float32, use_onednn=use) for use in (False, True)):
-            computed = jax.jit(partial(channel_sums, config=config))(x, x * x)
+            computed = jax.jit(partial(sums.channel_sums, config=config))(x, x * x)
             np.testing.assert_allclose(computed, [x.sum(0), (x * x).sum(0)], rtol=1e-5, atol=1e-4)

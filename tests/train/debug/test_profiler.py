@@ -9,10 +9,8 @@ from collections import Counter
 import jax
 import pytest
 
-from mixedres import checkpoints
+from mixedres import checkpoints, train
 from mixedres._internal.errors import Stopped, TrainingError
-from mixedres.train.debug.monitor import Sampler
-from mixedres.train.metrics.log import RunLog
 from tests.train import run_cases
 from tests.train.run_cases import lines, without_timings
 
@@ -100,11 +98,11 @@ def test_end_of_a_trace_prints_place_and_command(tmp_path, capsys):
 
 def test_resumed_run_traces_the_remaining_steps(plain, tmp_path, monkeypatch, capfd):
     with monkeypatch.context() as patch, pytest.raises(Stopped) as caught:
-        run_cases.after(patch, RunLog, "train", send(signal.SIGTERM), step=1)
+        run_cases.after(patch, "train", send(signal.SIGTERM), step=1)
         run_cases.fit(config("1:3"), tmp_path)
     assert caught.value.status == 143 and numbers(tmp_path) == {2: [2, 3]}
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        run_cases.after(patch, RunLog, "train", send(signal.SIGINT), step=4)
+        run_cases.after(patch, "train", send(signal.SIGINT), step=4)
         run_cases.fit(config("1:4", checkpoint_every=0), tmp_path)
     assert numbers(tmp_path) == {2: [2, 3], 4: [4, 5]}
     assert "nothing is traced" not in capfd.readouterr().out
@@ -115,14 +113,14 @@ def test_resumed_run_traces_the_remaining_steps(plain, tmp_path, monkeypatch, ca
 
 
 def test_error_during_a_trace_stays_the_error(tmp_path, monkeypatch):
-    look = Sampler.look
+    look = train.monitor.Sampler.look
 
     def failing(self, step, *rest):
         if step == 4:
             raise TrainingError("out of luck")
         look(self, step, *rest)
 
-    monkeypatch.setattr(Sampler, "look", failing)
+    monkeypatch.setattr(train.monitor.Sampler, "look", failing)
     with pytest.raises(TrainingError, match="out of luck"):
         run_cases.fit(config("1:5"), tmp_path)
     ((steps, operations),) = traces(tmp_path).values()
