@@ -230,11 +230,6 @@ def test_batches_of_own_data_are_checked(changed, words):
         next(batches)
 
 
-def test_other_count_of_test_images_is_an_error(stripes):
-    with pytest.raises(DataError, match="more test images came than the 12 of eval_examples"):
-        stripes[0].evaluate(source=Stripes(**STRIPES | {"eval_examples": 12}))
-
-
 def test_command_and_function_train_the_same_bits(tmp_path, monkeypatch, capsys):
     run_cases.shrink(monkeypatch)
     small = {"data.image_size": 8, "data.train_examples": 64, "data.num_classes": 4, "batch_size": 8, "steps": 2}

@@ -44,11 +44,6 @@ def test_tiny_form_runs_every_part(tmp_path):
         assert (tmp_path / f"gpu_{picture}.png").stat().st_size > 3_000
 
 
-def test_without_a_gpu(tmp_path, capsys):
-    assert gpu.main([f"--out={tmp_path}"]) == 2
-    assert "JAX has no GPU here, but cpu; pip install -e '.[cuda13]'" in capsys.readouterr().err
-
-
 def program(tmp_path, name, text):
     """A part whose process runs `text`, with `out` as the file of its result."""
     (tmp_path / "made").mkdir(exist_ok=True)

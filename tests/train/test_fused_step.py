@@ -90,7 +90,7 @@ def test_ohwi_kernels_change_no_number_of_a_run(tmp_path, ohwi, monkeypatch):
     run_cases.fit(run_cases.tiny("fp32", **options, steps=8), tmp_path / "ohwi")
 
 
-@pytest.mark.usefixtures("one_block")
+@pytest.mark.usefixtures("small_network")
 def test_finite_check_sees_kernels_in_any_order(ohwi):
     experiment = build(run_cases.tiny("fp16", model__fused="true"))
     train_step, state = train.steps.train_step(experiment), cases.host(train.start.new_state(experiment))

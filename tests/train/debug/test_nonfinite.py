@@ -15,7 +15,7 @@ from tests.train import run_cases
 from tests.train.run_cases import build
 from tests.train.step_cases import at_minimum, but_for_the_latch, host
 
-pytestmark = pytest.mark.usefixtures("one_block")
+pytestmark = pytest.mark.usefixtures("small_network")
 DEVICES = 8
 PER_DEVICE = 16 // DEVICES
 
@@ -65,11 +65,11 @@ def halt(state, data, fused="false"):
 def test_gradient_overflow_names_the_layer(fused):
     """Behind a convolution that returns almost nothing, batch normalization is steep: small forward, large backward."""
     experiment, _, first = run(model__fused=fused)
-    state = changed(first, "block_layer1_1", "conv2", "kernel", factor=1e-6)
-    state = at_minimum(changed(state, "block_layer1_1", "norm2", "scale", value=1000.0), 2.0**15)
+    state = changed(first, "stem_conv", "kernel", factor=1e-6)
+    state = at_minimum(changed(state, "stem_norm", "scale", value=1000.0), 2.0**15)
     state, finding = halt(state, batch(experiment), fused)
     row = finding.origin.array
-    layer = "block_layer1_1" if fused == "true" else "block_layer1_1/norm2"  # norm and sum, when they are fused
+    layer = "stem_norm"
     assert (row.path, row.direction, row.dtype) == (f"ResNet/{layer}", "backward", np.float16)
     assert finding.origin.inputs[0].largest > 65504
     assert "config.loss_scale.min" in train.diagnosis.cause(finding, precision.get("fp16"), state.loss_scale)
@@ -93,13 +93,13 @@ def test_failed_last_step_of_an_epoch_is_saved(tmp_path, capsys):
     for number in range(last):
         state, metrics = train_step(state, jax.device_put(batch(experiment, number), experiment.batch_sharding))
         assert metrics["halted"] == 0
-    state = at_minimum(changed(host(state), "block_layer1_1", "conv1", "kernel", factor=np.nan))
+    state = at_minimum(changed(host(state), "stem_conv", "kernel", factor=np.nan))
     data = batch(experiment, last)
     state, _ = halt(state, data)
     error = train.nonfinite.explain_halt(experiment, tmp_path, state, jax.device_put(data, experiment.batch_sharding))
     text = str(error)
     assert f"step {experiment.steps_per_epoch} was not taken" in text and "\n" not in text
-    assert "state/params/block_layer1_1/conv1/kernel" in text and "config.optimizer.learning_rate" in text
+    assert "state/params/stem_conv/kernel" in text and "config.optimizer.learning_rate" in text
 
     place = tmp_path / train.nonfinite.DIRECTORY
     saved = train.nonfinite.load_step(place)
@@ -116,11 +116,11 @@ def test_failed_last_step_of_an_epoch_is_saved(tmp_path, capsys):
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory, one_block):
+def stopped(tmp_path_factory, small_network):
     """The directory of a run whose step 1 was saved, with an activation that outgrows float16."""
     directory = tmp_path_factory.mktemp("run")
     experiment, _, first = run()
-    state = at_minimum(changed(first, "block_layer1_1", "conv2", "kernel", factor=3e4))
+    state = at_minimum(changed(first, "stem_conv", "kernel", factor=3e4))
     train.nonfinite.save_step(
         directory / train.nonfinite.DIRECTORY, experiment, on_devices(experiment, state), batch(experiment)
     )
@@ -132,9 +132,9 @@ def test_printed_command_replays_the_preset(stopped, capsys):
     out = capsys.readouterr().out
     assert "step 1 of" in out and "cifar_resnet8 in fp16 at loss scale 1;" in out
     # With oneDNN the convolution is computed in float32, and the cast of its result is not finite.
-    assert re.search(r"not finite is ResNet/block_layer1_1/conv2, forward: \w+, float16\[2,8,8,4\]", out)
+    assert re.search(r"not finite is ResNet/stem_conv, forward: \w+, float16\[2,8,8,4\]", out)
     assert "no loss scale changes that; set config.precision.name=bf16, keep the layer in float32 with " in out
-    assert "config.precision.keep_float32=^/block_layer1_1/conv2$, or lower" in out
+    assert "config.precision.keep_float32=^/stem_conv$, or lower" in out
 
 
 @pytest.mark.slow
