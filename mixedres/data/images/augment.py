@@ -48,12 +48,7 @@ _NAMES = tuple(OPERATIONS)
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """Random changes of a training image.
-
-    Attributes:
-      policy: 'none', or 'trivial': one operation of `OPERATIONS`, with one of 31 magnitudes, on each uint8 image.
-      erasing: probability that a rectangle becomes random pixels (Zhong et al., 2017, arXiv 1708.04896).
-    """
+    """Random changes of a training image; `erasing`: the probability that a rectangle becomes random pixels."""
 
     policy: str = "none"
     erasing: float = 0.0
