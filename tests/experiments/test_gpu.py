@@ -84,22 +84,6 @@ def test_part_that_fails_hangs_or_dies_keeps_the_others(tmp_path, monkeypatch, c
     assert set(kept["parts"]) == {"first", "hangs", "last", "raises"} and set(kept["failed"]) == {"hangs", "dies"}
 
 
-def test_full_disk_loses_nothing_that_is_in_memory(tmp_path, monkeypatch, capsys):
-    report = gpu.Report(tmp_path / "gpu_made.json", keep=False)
-    report.add("one", {"rows": [1]}, "")
-    with monkeypatch.context() as full:
-
-        def no_room(path, value):
-            raise OSError(28, "No space left on device")
-
-        full.setattr(gpu, "write_json", no_room)
-        report.add("two", {"rows": [2]}, "")
-    assert "No space left on device); make room" in capsys.readouterr().err
-    assert report.problem and set(json.loads(report.path.read_text())["parts"]) == {"one"}
-    report.add("three", None, "no")
-    assert not report.problem and set(json.loads(report.path.read_text())["parts"]) == {"one", "two"}
-
-
 def test_damaged_result_is_not_overwritten(tmp_path):
     (tmp_path / "gpu_made.json").write_text("{")
     with pytest.raises(gpu.ConfigError, match="move it away"):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixedres import autocast, models, train
+from mixedres import autocast, models
 from mixedres.config import parse_flags
 from mixedres.models import compiler_options, create, for_platform, operations
 from mixedres.precision import get
@@ -232,20 +232,3 @@ def test_microbatches_are_computed_without_onednn(monkeypatch):
         experiment = build(parse_flags(flags).config)
         assert experiment.model.use_onednn == (parts == 1)
         assert experiment.in_precision(get("bf16")).model.use_onednn == (parts == 1)
-
-
-@needs_bfloat16
-def test_long_run_computes_with_onednn_and_a_short_one_without(monkeypatch):
-    run_cases.shrink(monkeypatch)
-
-    def built(count):
-        flags = ["--config=configs/digits.py:bf16", "--config.model.name=cifar_resnet8", f"--config.steps={count}"]
-        return build(parse_flags([*flags, "--config.num_devices=1"]).config)
-
-    long, short = built(500), built(499)
-    assert long.model.use_onednn and not short.model.use_onednn and not short.compiler_options
-    assert long.in_precision(get("fp16")).model.use_onednn
-    assert not long.in_precision(get("fp16_rewrite")).model.use_onednn
-    batch = long.shard_batch(next(long.source.train_batches(long.batch_size, seed=0)))
-    text = train.steps.train_step(long).lower(jax.eval_shape(long.init_state), batch).compile().as_text()
-    assert "__onednn$convolution" in text and " convolution(" not in text
