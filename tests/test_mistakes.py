@@ -168,6 +168,7 @@ def test_mistake_in_a_config_file_is_one_line(body, words, directory, monkeypatc
 
 
 def test_process_exits_with_2_and_without_a_traceback(tmp_path):
+    """The one row in a process: what `main` returns is its status, and the interpreter adds no line."""
     command = [sys.executable, "-m", "mixedres.main", "--config=digits:fp17"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)

@@ -9,6 +9,7 @@ import sys
 from typing import NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -27,17 +28,6 @@ from tests.train import run_cases
 
 # What an installation of jax brings.
 WITH_JAX = ("jax", "jaxlib", "numpy", "numpy.libs", "ml_dtypes", "opt_einsum", "scipy", "scipy.libs")
-# The loader as a program, and its numbers where the test can read them.
-DRIVER = """
-import runpy, sys, numpy as np
-folder, *images = sys.argv[1:]
-for path in images:
-    sys.argv = ["load.py", path]
-    found = runpy.run_path(folder + "/load.py")["found"]
-    np.savez(path + ".npz", **found)
-assert not {"mixedres", "flax", "jmp", "PIL"} & sys.modules.keys()
-assert "flatbuffers.zip" in sys.modules["flatbuffers"].__file__
-"""
 
 
 def record(patch, **changed):
@@ -133,7 +123,7 @@ def test_loader_reads_photographs(place, tmp_path):
     assert helped.returncode == 0 and helped.stdout.startswith("Runs the network beside this file: python load.py")
 
 
-def test_official_preprocessing_takes_float32(place, only_jax, tmp_path, capsys):
+def test_official_preprocessing_takes_float32(place, tmp_path):
     given = [f"--from={place / 'run'}", f"--to={tmp_path / 'to'}", "--preprocessing=official", "--precision=fp32"]
     assert run_command("export", *given) == 0
     readme = (tmp_path / "to" / "README.md").read_text()
@@ -146,12 +136,11 @@ def test_official_preprocessing_takes_float32(place, only_jax, tmp_path, capsys)
         seen, shown = cropped(path, ours.spec), reader(tmp_path / "to")(path)[None]
         assert seen.dtype == shown.dtype == np.float32
         np.testing.assert_array_equal(shown[0], seen)
-    np.save(tmp_path / "x.npy", shown)
-    alone(only_jax, "-c", DRIVER, tmp_path / "to", tmp_path / "x.npy")
-    with np.load(f"{tmp_path / 'x.npy'}.npz") as found:
-        assert found["probabilities"].dtype == np.float32 and found["classes"].dtype == np.int32
-        expected = ours.probabilities(ours.variables, jnp.asarray(shown))
-        np.testing.assert_allclose(found["probabilities"], expected, rtol=0, atol=1e-6)
+    program = jax.export.deserialize(bytearray((tmp_path / "to" / "model.jax").read_bytes()))
+    found = program.call(shown)
+    assert found["probabilities"].dtype == np.float32 and found["classes"].dtype == np.int32
+    expected = ours.probabilities(ours.variables, jnp.asarray(shown))
+    np.testing.assert_allclose(found["probabilities"], expected, rtol=0, atol=1e-6)
 
 
 TENSORFLOW = """

@@ -126,6 +126,7 @@ def test_signal_in_the_last_step_keeps_the_result(whole, tmp_path, monkeypatch):
 
 
 def test_second_signal_ends_the_process_at_once():
+    """In a process of its own, which ends."""
     script = (
         "import os, signal, time\n"
         "from mixedres._internal.cli.signals import StopSignal\n"

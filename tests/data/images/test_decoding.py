@@ -144,6 +144,7 @@ for path in [path for path in sorted(pathlib.Path(sys.argv[1]).iterdir()) for _ 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_memory_that_is_reserved_is_the_memory_that_decoding_takes(tmp_path):
+    """In a process of its own, whose peak of memory is that of the decoder."""
     side = 1600
     gray = np.repeat(np.repeat(made.noise(16, 16, 1)[..., 0], 100, 0), 100, 1)
     deep, color = gray.astype(np.uint16) * 257, np.repeat(gray[..., None], 3, 2)
