@@ -56,7 +56,7 @@ LINES = {
     "train": 4602,
     "": 651,
     "javascript": 632,
-    "tests": 28259,
+    "tests": 28182,
     "experiments": 6814,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
