@@ -7,6 +7,13 @@ ROOT = pathlib.Path(__file__).parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 
 
+def run_command(*words):
+    """Runs ``mixedres WORDS`` in this process; returns the exit status."""
+    from mixedres.__main__ import run_subcommand
+
+    return run_subcommand(["mixedres", *map(str, words)])
+
+
 def free_port():
     """Returns a port at which nothing listens."""
     with socket.socket() as free:

@@ -45,22 +45,22 @@ LINES = {
     "_internal": 2691,
     "amp": 3633,
     "checkpoints": 2421,
-    "config": 892,
-    "data": 4821,
+    "config": 884,
+    "data": 4515,
     "doctor": 372,
-    "export": 655,
-    "models": 1989,
+    "export": 608,
+    "models": 1871,
     "numerics": 4480,
     "precision": 1159,
-    "predict": 1013,
+    "predict": 1008,
     "train": 4510,
     "": 667,
     "javascript": 632,
-    "tests": 29072,
+    "tests": 28363,
     "experiments": 6813,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
-DEEP_NAMES = 249
+DEEP_NAMES = 136
 COMMANDS = ("main", "replay", "predict", "export", "doctor", "data.check", "data.prepare", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}
@@ -270,9 +270,9 @@ print(json.dumps([name for name in sys.modules if name.split(".")[0] in ("torch"
     assert run(code, tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("modules", "before", "absent"),
-    [
+# For each process: (modules, what is imported before them, what they must not bring), in the order of the imports.
+PROCESSES = {
+    "data and libraries": [
         ("mixedres", "json", "jax numpy flax optax mixedres.amp mixedres.data mixedres.train"),
         # Workers that only read data have no use for JAX, and what only some data sets need is slow to import.
         (
@@ -282,16 +282,32 @@ print(json.dumps([name for name in sys.modules if name.split(".")[0] in ("torch"
             "mixedres.config mixedres.data.datasets mixedres.data.images",
         ),
         # flax and optax import others (orbax, absl); only what the module adds to them counts.
-        ("mixedres.amp, mixedres.numerics", "jax", "flax jmp optax absl ml_collections mixedres.precision"),
-        ("mixedres.precision", "optax, jmp", "flax ml_collections orbax sklearn tensorboardX"),
-        ("mixedres.models", "flax.linen, jmp", "orbax sklearn ml_collections mixedres.precision"),
-        ("mixedres.predict.inference, mixedres.export.network", "jax", "mixedres.train mixedres.doctor tensorboardX"),
-        ("mixedres.train.run, mixedres.export.weights, mixedres.doctor.examination, mixedres.replay", "jax", ""),
+        ("mixedres.amp mixedres.numerics", "jax", "flax jmp optax absl ml_collections mixedres.precision"),
+        ("mixedres.precision", "optax jmp", "flax ml_collections orbax sklearn tensorboardX"),
     ],
-)
-def test_libraries_import_no_more_than_they_need(modules, before, absent, tmp_path):
-    """Neither torch nor tensorflow, whatever is imported, and nothing of `absent`."""
-    code = f"import json, sys, {before}; old = set(sys.modules); import {modules}; "
-    loaded = run(code + "print(json.dumps(sorted(set(sys.modules) - old)))", tmp_path)
-    for name in absent.split():
-        assert not [found for found in loaded if found == name or found.startswith(f"{name}.")], name
+    "commands": [
+        ("mixedres.models", "flax.linen jmp", "orbax sklearn ml_collections mixedres.precision"),
+        ("mixedres.predict.inference mixedres.export.network", "", "mixedres.train mixedres.doctor tensorboardX"),
+        ("mixedres.train.run mixedres.export.weights mixedres.doctor.examination mixedres.replay", "", ""),
+    ],
+}
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_libraries_import_no_more_than_they_need(process, tmp_path):
+    """In processes, because this one has imported all. Neither torch nor tensorflow, whatever is imported."""
+    code = f"""
+import importlib, json, sys
+found = []
+for modules, before, _ in {PROCESSES[process]}:
+    for name in before.split():
+        importlib.import_module(name)
+    old = set(sys.modules)
+    for name in modules.split():
+        importlib.import_module(name)
+    found.append(sorted(set(sys.modules) - old))
+print(json.dumps(found))
+"""
+    for (modules, _, absent), loaded in zip(PROCESSES[process], run(code, tmp_path), strict=True):
+        for name in absent.split():
+            assert not [each for each in loaded if each == name or each.startswith(f"{name}.")], (modules, name)

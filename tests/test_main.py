@@ -4,7 +4,7 @@ import re
 
 from mixedres import main, train
 from mixedres._internal.errors import NonFiniteError, TrainingError
-from mixedres.config.keys import KEYS
+from mixedres.config import KEYS
 from tests import ROOT
 
 DIGITS = f"--config={ROOT}/configs/digits.py"

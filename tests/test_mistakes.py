@@ -9,21 +9,14 @@ import sys
 import jax
 import pytest
 
-from experiments import aot, benchmark, gpu, sweep
+from experiments import aot, benchmark, gpu, photographs, sweep
 from experiments.lib import runs
-from mixedres import main, replay
-from mixedres.data import prepare
-from mixedres.data.check import __main__ as data_check
-from mixedres.doctor import __main__ as doctor
-from mixedres.export import __main__ as export
-from mixedres.predict import __main__ as predict
-from tests import ROOT
+from mixedres import main
+from tests import ROOT, run_command
 from tests.data import made
 from tests.train import run_cases
 
-MODULES = {"main": main, "replay": replay, "doctor": doctor, "export": export, "predict": predict}
-MODULES |= {"check": data_check, "prepare": prepare}
-MODULES |= {"aot": aot, "benchmark": benchmark, "gpu": gpu, "sweep": sweep}
+EXPERIMENTS = {"aot": aot, "benchmark": benchmark, "gpu": gpu, "photographs": photographs, "sweep": sweep}
 SHORT = ".steps=2 .model.name=cifar_resnet8 .num_devices=1"
 WORDS = {
     "FP16": "--config=digits:fp16",
@@ -127,8 +120,10 @@ def check(name, arguments, words, directory, monkeypatch, capsys):
     monkeypatch.chdir(directory)
     monkeypatch.delitem(sys.modules, "config_config", raising=False)  # no config file has been loaded
     before = snapshot(directory)
-    program = [] if name in ("aot", "benchmark", "gpu", "sweep") else [f"mixedres {name}"]
-    assert MODULES[name].main([*program, *arguments]) == 2
+    if name in EXPERIMENTS:
+        assert EXPERIMENTS[name].main(arguments) == 2
+    else:
+        assert run_command(name, *arguments) == 2
     out, err = capsys.readouterr()
     assert err.count("\n") == 1 and "Traceback" not in out + err, err
     assert all(word in err for word in words), err
@@ -169,10 +164,11 @@ def test_wrong_command_is_one_line_and_writes_nothing(command, words, whole, req
 def test_mistake_in_a_config_file_is_one_line(body, words, directory, monkeypatch, capsys):
     text = f"from mixedres import config as base\ndef get_config(argument='fp32'):\n  {body}"
     (directory / "mine.py").write_text(text)
-    check("main", ["--config=mine.py"], words.split(), directory, monkeypatch, capsys)
+    check("train", ["--config=mine.py"], words.split(), directory, monkeypatch, capsys)
 
 
 def test_process_exits_with_2_and_without_a_traceback(tmp_path):
+    """The one row in a process: what `main` returns is its status, and the interpreter adds no line."""
     command = [sys.executable, "-m", "mixedres.main", "--config=digits:fp17"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)

@@ -16,7 +16,7 @@ from experiments import input as input_command
 from experiments import readme
 from experiments.lib import plan
 from mixedres import data, precision
-from mixedres.config.keys import KEYS
+from mixedres.config import KEYS
 from tests import ROOT
 from tests.arrays import normal
 

@@ -19,6 +19,7 @@ assert numerics.examine(fn, w, x).rows and models.create and precision.get("fp16
 
 
 def run(code):
+    """Runs in a process of its own, because this one has imported POSIX' modules."""
     return subprocess.run([sys.executable, "-c", WITHOUT + code], cwd=ROOT, capture_output=True, text=True, timeout=240)
 
 

@@ -164,12 +164,7 @@ DURATION = Range(_is_duration, "a number of epochs such as 5, '5 epochs' or '500
 
 @dataclasses.dataclass(frozen=True)
 class Retired:
-    """Key that a version after 0.2.0 no longer has.
-
-    Attributes:
-      instead: what took the place of the key, and what to type; the end of the line that refuses the key.
-      ignored: whether a recorded config with the key is read without it, because the key changed no number.
-    """
+    """Key that a version after 0.2.0 no longer has; `instead` says what to type, an `ignored` one changed no number."""
 
     instead: str
     ignored: bool = False

@@ -81,13 +81,10 @@ def key_path(name: str) -> str:
 
 
 def override(config: ConfigDict, path: str, text: str) -> None:
-    """Sets a key of a config to the value that a text means.
+    """Sets a key of a config to the value that a text means; raises ConfigError for an unknown key or another type.
 
     'None' unsets a key that is not set by default. Booleans are true, false, True or False; texts need no quotes; other
     values are Python literals, and what is no literal is a text.
-
-    Raises:
-      ConfigError: for an unknown key or a value of the wrong type.
     """
     check_key(path)
     key = _BY_PATH[path]

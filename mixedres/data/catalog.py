@@ -38,15 +38,7 @@ NORMALIZATIONS = ("raw", "official", "torch", "per_image")
 
 
 def _option(kind: type, default: Any, meaning: str, allowed: Range = ANY, *, of_machine: bool = False) -> Any:
-    """Returns a field of `Options`, and so a key of the config.
-
-    Args:
-      kind: type of the value; None means "not set" where it is the default.
-      default: the default.
-      meaning: meaning of the option.
-      allowed: allowed values.
-      of_machine: whether a later start may change the option, because it changes no number of a run.
-    """
+    """Returns a field of `Options`; a later start may change one `of_machine`, which changes no number of a run."""
     about = {"type": kind, "meaning": meaning, "range": allowed, "is_of_machine": of_machine}
     return dataclasses.field(default=default, metadata=about)
 

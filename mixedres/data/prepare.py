@@ -33,12 +33,7 @@ _TASK = 16
 
 
 def copy_folder(arguments: Sequence[str]) -> None:
-    """Runs the command with these arguments.
-
-    Raises:
-      ConfigError: for a mistake in the arguments; nothing has been written then.
-      DataError: if some images could not be read; the others have been copied.
-    """
+    """Runs the command with these arguments."""
     parser, path = command_line.Parser("python -m mixedres.data.prepare", _DESCRIPTION), command_line.path
     parser.add_argument("--from", dest="source", metavar="DIR", type=path, required=True, help="the folder")
     parser.add_argument("--to", dest="target", metavar="DIR", type=path, required=True, help="the copy")

@@ -13,18 +13,7 @@ from mixedres.data.images import decoding
 
 
 def copy_images(pairs: Sequence[tuple[str, str]], *, short_side: int, quality: int) -> list[str]:
-    """Writes the `shortened` copies of files, each whole or not at all.
-
-    Args:
-      pairs: path of the image, and path of the copy.
-      short_side, quality: as for `shortened`.
-
-    Returns:
-      the images that cannot be read, each with the reason, in one line.
-
-    Raises:
-      OSError: if a copy cannot be written.
-    """
+    """Writes the `shortened` copies of (image, copy) pairs, each whole or not at all; returns {unreadable: reason}."""
     problems = []
     for image, copy in pairs:
         try:
@@ -40,16 +29,7 @@ def copy_images(pairs: Sequence[tuple[str, str]], *, short_side: int, quality: i
 
 
 def shortened(data: bytes, *, short_side: int, quality: int) -> bytes:
-    """Returns a copy with a short side of `short_side` pixels, upright, by a Lanczos filter, as JPEG with 4:2:0 chroma.
-
-    Args:
-      data: the encoded image.
-      short_side: short side in pixels; an image that is not larger stays as it is.
-      quality: JPEG quality, 1 to 100.
-
-    Raises:
-      ValueError: for data that is no image, or has not all pixels.
-    """
+    """Returns a copy with a short side of `short_side` pixels, upright, by a Lanczos filter, as a 4:2:0 JPEG."""
     head = decoding.read_header(data, apply_exif=True)
     if min(head.height, head.width) <= short_side:
         decoding.decode_image(data, head, shrink=8)  # a damaged file would stop a training

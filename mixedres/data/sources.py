@@ -271,11 +271,7 @@ def identity(source: Source, *, with_sizes: bool = True) -> Record:
 
 
 def training_order(examples: int, batch_size: int, seed: int, first_step: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields each step from `first_step` on and the indices of its training examples, (batch_size,) int64.
-
-    Raises:
-      ValueError: for a batch size of more than `examples`.
-    """
+    """Yields each step from `first_step` on and the indices of its training examples, (batch_size,) int64."""
     check_batch_size(batch_size, examples)
     for step in itertools.count(first_step):
         epoch, place = divmod(step, examples // batch_size)

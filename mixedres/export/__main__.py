@@ -31,11 +31,7 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 def export_network(arguments: Sequence[str]) -> None:
-    """Runs the command with these arguments.
-
-    Raises:
-      ConfigError: for a mistake in the arguments; nothing has been written then.
-    """
+    """Runs the command with these arguments."""
     options = _parse(arguments)
     if options.layout or options.to.suffix in ENDINGS:
         write_converted(options)

@@ -178,19 +178,7 @@ Both return `probabilities` and `classes`. The second ignores EXIF orientation.
 def write_files(
     folder: pathlib.Path, artifact: bytes, classifier: Classifier, facts: Record, *, saved_model: bool
 ) -> None:
-    """Makes `folder` with the artifact of `jax.export` and the files beside it.
-
-    Args:
-      folder: must not exist.
-      artifact: the serialized artifact.
-      classifier: the exported network.
-      facts: content of `FACTS`: 'network', 'version', 'classes', 'precision', 'source', 'date', 'platforms',
-        'versions'.
-      saved_model: describe a SavedModel in the README.
-
-    Raises:
-      OSError: if a file cannot be written.
-    """
+    """Makes `folder` with the artifact of `jax.export` and the files beside it."""
     folder.mkdir(parents=True)
     (folder / MODEL).write_bytes(artifact)
     _write_reader(folder / f"{READER}.zip")

@@ -48,18 +48,7 @@ def write_folder(
     *,
     for_tensorflow: bool,
 ) -> None:
-    """Writes all files or none: a temporary folder is renamed at the end.
-
-    Args:
-      folder: must not exist, or be empty.
-      artifact: the result of `trace_network`.
-      classifier: the network.
-      facts: see `mixedres.export.files.write_files`.
-      for_tensorflow: write a SavedModel too.
-
-    Raises:
-      OSError: if a file cannot be written.
-    """
+    """Writes all files or none: a temporary folder is renamed at the end."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as partial:
         made = pathlib.Path(partial) / "made"

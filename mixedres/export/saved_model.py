@@ -23,16 +23,8 @@ _STABLEHLO = "1.0.0"
 def write_saved_model(folder: pathlib.Path, artifact: jax.export.Exported, classifier: Classifier) -> None:
     """Makes `folder`, a SavedModel with the signatures of TensorFlow's official ResNet.
 
-    'serving_default' takes images (n, *spec.shape) of spec.image_dtype. 'image_bytes' takes (n,) strings, JPEG or PNG
-    files. Both return 'probabilities' (n, classes) float32 and 'classes' (n,) int32.
-
-    Args:
-      folder: must not exist.
-      artifact: the result of `mixedres.export.network.trace_network`.
-      classifier: the exported network.
-
-    Raises:
-      OSError: if a file cannot be written.
+    'serving_default' takes images (n, *spec.shape) of spec.image_dtype, 'image_bytes' (n,) strings, JPEG or PNG files.
+    Both return 'probabilities' (n, classes) float32 and 'classes' (n,) int32.
     """
     import tensorflow as tf
     from tensorflow.compiler.tf2xla.python import xla
@@ -87,11 +79,7 @@ def _square(data: "tf.Tensor", spec: InputSpec) -> "tf.Tensor":
 
 
 def _official(image: "tf.Tensor", spec: InputSpec) -> "tf.Tensor":
-    """Returns the central square of an image in float32, resized as in TensorFlow's official ResNet.
-
-    The square has the shape `spec.shape`. See `mixedres.data.images.official` for the same operation without
-    TensorFlow.
-    """
+    """Returns the central square of an image in float32, resized as in TensorFlow's official ResNet."""
     import tensorflow as tf
 
     size = spec.shape[0]

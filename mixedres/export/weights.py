@@ -23,11 +23,7 @@ ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".npz", ".h5")
 
 
 def write_converted(options: argparse.Namespace) -> None:
-    """Writes the weights that `options.source` names to `options.to`, in `options.layout` or the usual layout.
-
-    Raises:
-      ConfigError: for a mistake in the options; nothing has been written then.
-    """
+    """Writes the weights that `options.source` names to `options.to`, in `options.layout` or the usual layout."""
     for name in ("precision", "labels", "image_size", "preprocessing", "saved_model"):
         if getattr(options, name):
             raise ConfigError(f"--{name} does not go with --to={options.to}: weights are written as they are")
@@ -89,11 +85,7 @@ def _write_folder(folder: pathlib.Path, tensors: dict[str, np.ndarray], sidecar_
 
 
 def converted(file: WeightsFile, layout: str) -> dict[str, np.ndarray]:
-    """Returns the tensors of a file in another layout; in the file's own layout, the same tensors.
-
-    Raises:
-      ValueError: if the layout does not have such a network.
-    """
+    """Returns the tensors of a file in another layout; in the file's own layout, the same tensors."""
     from mixedres import checkpoints
 
     if file.layout == layout:

@@ -26,15 +26,7 @@ def policy_of(module: Any) -> jmp.Policy:
 
 
 def policy_at(path: Sequence[str], policy: jmp.Policy, keep_float32: str) -> jmp.Policy:
-    """Returns `policy`, with float32 or wider arithmetic and output if `keep_float32` names the module at `path`.
-
-    A module is also named by an expression that matches a module around it; see `match_module`.
-
-    Args:
-      path: names of the modules around the module, and its own name.
-      policy: policy of the network.
-      keep_float32: regular expression; an empty one matches no path.
-    """
+    """Returns `policy`, in float32 or wider if `keep_float32` matches `path` or a module around it."""
     if not keep_float32 or match_module(keep_float32, "/" + "/".join(path)) is None:
         return policy
     compute, output = (at_least_float32(d) for d in (policy.compute_dtype, policy.output_dtype))
@@ -54,20 +46,9 @@ def module_paths(params: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class Conv(nn.Module):
-    """A square convolution without bias, padded so that stride 1 keeps the shape.
+    """A square convolution without bias, padded so that stride 1 keeps the shape; the result has the compute dtype.
 
-    Program and initial values are those of `flax.linen.Conv`, but its dtype depends on its path.
-
-    Attributes:
-      filters: channels of the result.
-      size: odd height and width of the kernel.
-      stride: stride of both axes.
-      padding: see `mixedres.models.operations.pads`.
-      policy: dtypes of the kernel and of the arithmetic; the result has the compute dtype.
-      kernel_init: initializer of the kernel.
-      precision: see `mixedres.models.operations.convolution`.
-      keep_float32: see `policy_of`.
-      use_onednn, product_dtype: see `ResNet`.
+    Program and initial values are those of `flax.linen.Conv`, but its dtype depends on its path, see `policy_of`.
     """
 
     filters: int
@@ -93,15 +74,7 @@ class Conv(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class NormVariables:
-    """Variables of a batch norm, each (features,).
-
-    Attributes:
-      scale, bias: parameters, in the parameter dtype.
-      mean, var: flax variables with the running averages.
-      momentum: weight of an old average.
-      unbiased, axis_name: see `BatchNorm`.
-      dtype: dtype of the normalized map.
-    """
+    """Variables of a batch norm, each (features,)."""
 
     scale: jax.Array
     bias: jax.Array
@@ -130,16 +103,8 @@ class BatchNorm(nn.Module):
 
     Variance is E[x²] - E[x]² (one pass over x), clipped at 0. Running averages follow
     ``running = momentum * running + (1 - momentum) * batch``, where the variance of n values is that of the batch times
-    n / (n - 1), an estimate without bias, as in PyTorch and TensorFlow.
-
-    Attributes:
-      policy: dtypes of scale and bias, of the arithmetic, and of the result.
-      momentum: weight of the old running average.
-      epsilon: added to the variance.
-      axis_name: mesh axis over which batch statistics are averaged; None for statistics per device.
-      unbiased: the running variance is that without bias; False: it is the biased one, as in flax.
-      scale_init: initializer of the scale (gamma).
-      keep_float32: see `policy_of`.
+    n / (n - 1) if `unbiased`, as in PyTorch and TensorFlow, else that of the batch, as in flax. With `axis_name` batch
+    statistics are averaged over the devices of that axis.
     """
 
     policy: jmp.Policy
@@ -204,9 +169,6 @@ class Bias(nn.Module):
     """The rest of a batch norm that is folded into the convolution before it.
 
     The sum is in the dtype of the convolution, because XLA for GPUs fuses no float32 sum into a convolution.
-
-    Attributes:
-      policy: its output dtype is the dtype of the sum.
     """
 
     policy: jmp.Policy
@@ -220,19 +182,10 @@ class Bias(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Norms:
-    """Batch norms of a network, for use inside the calling flax module.
+    """Batch norms of a network, for use inside the calling flax module; options as of `BatchNorm` and `ResNet`.
 
     Fused norms run outside their module: in the name scope of the norm, or of the block if they also add the residual,
-    and in the dtype of the block.
-
-    Attributes:
-      train: normalize by the statistics of the batch, else by the running averages.
-      fused: in training, compute each norm and the ops after it by `mixedres.models.fused`: the same variables and, up
-        to rounding, the same values, with less memory traffic.
-      policy, momentum, epsilon, axis_name, unbiased, keep_float32: see `BatchNorm`.
-      pool_padding: see `mixedres.models.operations.pads`.
-      folded: the norms after a convolution are folded into it; see `mixedres.models.folding`.
-      use_onednn: see `ResNet`.
+    and in the dtype of the block. They have the same variables and, up to rounding, the same values.
     """
 
     train: bool

@@ -15,14 +15,7 @@ def normalization(mean: Sequence[float] | None, std: Sequence[float] | None) -> 
 
 
 def by_channel(mean: Sequence[float], std: Sequence[float]) -> NormalizeFn:
-    """Returns a function that computes (x - mean) / std per channel.
-
-    Args:
-      mean, std: one number per channel, on the scale of the images (0 to 255).
-
-    Returns:
-      A function of images (b, h, w, c), uint8 or float, to float32.
-    """
+    """Returns a function that computes (x - mean) / std per channel."""
 
     def normalize(images: jax.Array) -> jax.Array:
         shape = (1, 1, 1, -1)
@@ -37,12 +30,6 @@ def per_image(images: jax.Array) -> jax.Array:
 
     As in TensorFlow's per_image_standardization, the deviation is at least 1 / sqrt(number of values), so that a blank
     image becomes zeros instead of NaN.
-
-    Args:
-      images: (b, h, w, c), uint8 or float.
-
-    Returns:
-      The same shape in float32.
     """
     x = images.astype(jnp.float32)
     x = x - x.mean((1, 2, 3), keepdims=True)

@@ -43,13 +43,9 @@ _WIDE = 128
 
 
 def is_faster(compute_dtype: DType, count: int) -> bool:
-    """Returns whether oneDNN makes a ResNet faster on this machine's CPUs.
+    """Returns whether oneDNN makes a ResNet faster on this machine's CPUs, for `count` steps of training or images.
 
     Measured with JAX 0.12 on a Xeon with AMX, an EPYC with AVX512_BF16 alone, and an EPYC with AVX2 alone.
-
-    Args:
-      compute_dtype: dtype of the convolutions.
-      count: steps of training, or images to predict.
     """
     if count < _MANY or jax.__version_info__ < _FIRST_JAX or platform.machine() not in ("x86_64", "AMD64"):
         return False
@@ -66,13 +62,7 @@ def multiplies(dtype: DType) -> bool:
 
 
 def suits(dtype: DType, channels: int, stride: int) -> bool:
-    """Returns whether `convolution` is faster than XLA's with JAX's gradients, for a kernel larger than 1x1.
-
-    Args:
-      dtype: of the products.
-      channels: of the map.
-      stride: of the convolution.
-    """
+    """Returns whether `convolution` is faster than XLA's with JAX's gradients, for a kernel larger than 1x1."""
     if jnp.dtype(dtype) == jnp.float32:
         return channels >= (_WIDE if stride == 1 else _CHANNELS)
     return jnp.dtype(dtype) == jnp.bfloat16 and multiplies(dtype)

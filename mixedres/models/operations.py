@@ -57,19 +57,10 @@ def convolution(
     use_onednn: bool = False,
     product_dtype: DType | None = None,
 ) -> jax.Array:
-    """Returns the convolution of a map with a kernel, padded so that stride 1 keeps the shape.
+    """Returns the convolution of (b, h, w, c), padded so that stride 1 keeps the shape, in the dtype of `x`.
 
-    Args:
-      x: (b, h, w, c).
-      kernel: (size, size, c, filters) in the dtype of `x`; `size` is odd.
-      stride: of both axes.
-      padding: see `pads`.
-      precision: of the products; see `jax.lax.conv_general_dilated`.
-      use_onednn: for CPUs, float32 and bfloat16 in the forms of `mixedres.models.onednn`, and float16 in float32.
-      product_dtype: dtype of the products, if a graph rewrite changes it.
-
-    Returns:
-      (b, ceil(h / stride), ceil(w / stride), filters) in the dtype of `x`.
+    With `use_onednn`, for CPUs, float32 and bfloat16 are in the forms of `mixedres.models.onednn`, and float16 is in
+    float32. `product_dtype` is the dtype of the products if a graph rewrite changes it.
     """
     if x.ndim != 4:  # XLA's convolution raises the error
         return xla_convolution(x, kernel, stride, ((0, 0), (0, 0)), precision)
@@ -166,12 +157,7 @@ def _wide_product_of_windows(
 def relu(x: jax.Array, *, use_onednn: bool = False) -> jax.Array:
     """Returns max(x, 0) for an array of any shape, with the gradient 0 at 0.
 
-    On CPUs it is a selection, which XLA writes to memory once.
-
-    Args:
-      x: an array of any shape.
-      use_onednn: for programs with `mixedres.models.onednn.COMPILER_OPTIONS`: on CPUs, select bfloat16 in float32. The
-        numbers are the same.
+    On CPUs it is a selection, which XLA writes to memory once; with `use_onednn` bfloat16 is selected in float32.
     """
     select = partial(_relu_by_selection, use_onednn=use_onednn)
     result: jax.Array = jax.lax.platform_dependent(x, cpu=select, default=nn.relu)
@@ -204,15 +190,8 @@ def _(use_onednn: bool, primals: tuple[jax.Array], tangents: tuple[jax.Array]) -
 def max_pool(x: jax.Array, padding: str = "pytorch", *, use_onednn: bool = False) -> jax.Array:
     """Returns the 3x3 max pool with stride 2; the gradient of equal values goes to the first of them.
 
-    On CPUs the gradient has no scatter, which is slow there.
-
-    Args:
-      x: (b, h, w, c).
-      padding: see `pads`; padding is never the maximum.
-      use_onednn: as for `relu`; the gradient of an element of several windows is also summed in float32.
-
-    Returns:
-      (b, ceil(h / 2), ceil(w / 2), c). A NaN in a window is its maximum.
+    On CPUs the gradient has no scatter, which is slow there. A NaN in a window is its maximum. With `use_onednn` the
+    gradient of an element of several windows is also summed in float32.
     """
 
     def default(x: jax.Array) -> jax.Array:

@@ -26,16 +26,7 @@ ModuleFn = Callable[..., nn.Module]
 
 
 class Block(nn.Module):
-    """Base class of the four blocks below.
-
-    Attributes:
-      filters, stride, zero_init_last: see `ResNet`.
-      project: give the shortcut a projection even if the shape does not change.
-      conv: function that makes a convolution.
-      norms: makes and applies batch norms.
-      policy: its compute dtype is the dtype of the sum of the two branches and of the result.
-      keep_float32: see `mixedres.models.layers.policy_of`.
-    """
+    """Base class of the four blocks below; `project`: the shortcut has a projection even without a change of shape."""
 
     filters: int
     stride: int

@@ -38,12 +38,7 @@ exit status: 0; 1: some images could not be read; 2: none could, or the command 
 
 
 def predict_images(arguments: Sequence[str]) -> None:
-    """Runs the command with these arguments.
-
-    Raises:
-      ConfigError: for a mistake in the arguments; nothing has been written then.
-      DataError: if some of the images could not be classified.
-    """
+    """Runs the command with these arguments."""
     options = _parse(arguments)
     paths = list(dict.fromkeys(itertools.chain.from_iterable(map(find_images, options.images))))
     # Imported here so that --help and a mistake in the command need not wait for JAX.

@@ -9,9 +9,7 @@ from mixedres import checkpoints, precision
 from mixedres import config as base
 from mixedres._internal import names
 from mixedres._internal.errors import ConfigError, config_errors
-from mixedres.checkpoints import workdir
-from mixedres.config import parse_flags
-from mixedres.config.keys import FREE, KEYS, duration_in_steps
+from mixedres.config import FREE, KEYS, duration_in_steps, parse_flags
 from tests import GOLDEN, ROOT
 
 RECIPES = ("imagenet,recipe=estimator", "imagenet,recipe=lars", "imagenet,recipe=cosine")
@@ -101,13 +99,13 @@ read_run = checkpoints.RecordedRun.read_portable_config
 
 def test_evaluation_takes_the_config_of_the_run(tmp_path):
     trained = parse_flags(["--config=digits:fp16,model=cifar_resnet8"]).config
-    (tmp_path / workdir.CONFIG).write_text(json.dumps(base.flatten(trained)))
+    (tmp_path / checkpoints.workdir.CONFIG).write_text(json.dumps(base.flatten(trained)))
     argv = ["--mode=eval", f"--workdir={tmp_path}", "--config.seed=7"]
     values = parse_flags(argv, read_run)
     defaults = {key.path: key.default for key in KEYS if not key.is_portable}
     assert base.flatten(values.config) == base.flatten(trained) | defaults | {"seed": 7}
     assert values.workdir == str(tmp_path)
-    (tmp_path / workdir.CONFIG).write_text("{")
+    (tmp_path / checkpoints.workdir.CONFIG).write_text("{")
     with pytest.raises(ConfigError, match="holds no run whose config can be read"):
         parse_flags(argv, read_run)
 
@@ -122,7 +120,7 @@ def test_recorded_config_sets_nothing_on_this_machine(tmp_path):
     portable = {key.path for key in KEYS if key.resume == FREE} - given.keys()
     assert portable == {"num_devices", "model.fused", "data.on_error", "max_consecutive_skips"}
     trained = base.flatten(parse_flags(["--config=digits:fp16"]).config)
-    (tmp_path / workdir.CONFIG).write_text(json.dumps(trained | given | {"model.fused": "false"}))
+    (tmp_path / checkpoints.workdir.CONFIG).write_text(json.dumps(trained | given | {"model.fused": "false"}))
     config = parse_flags(["--mode=eval", f"--workdir={tmp_path}"], read_run).config
     defaults = base.flatten(base.defaults())
     assert base.flatten(config) == trained | {path: defaults[path] for path in given} | {"model.fused": "false"}

@@ -70,8 +70,7 @@ def test_prefetch_reads_depth_batches_ahead(given, depth):
         assert host.read == len(host.sent) == 19 + depth + 1
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 9])
+@pytest.mark.parametrize(("length", "depth"), [(0, 1), (1, 1), (3, 3), (4, 3), (9, 1), (9, 3)])
 def test_finite_stream_ends(length, depth):
     host = Host([object() for _ in range(length)])
     with Prefetch(host, host.put, depth) as batches:
@@ -85,7 +84,7 @@ def test_finite_stream_ends(length, depth):
         assert len(list(batches)) == 2
 
 
-@pytest.mark.parametrize("depth", [1, 2, 6])
+@pytest.mark.parametrize("depth", [1, 6])
 def test_array_that_is_filled_again_is_sent_again(depth):
     def refilled(count):
         array = np.zeros(3)
@@ -99,8 +98,8 @@ def test_array_that_is_filled_again_is_sent_again(depth):
         assert list(batches) == [0] * 50
 
 
-@pytest.mark.parametrize("depth", [1, 2, 5])
-@pytest.mark.parametrize("error", [OSError("disk"), ValueError("x"), KeyboardInterrupt(), MemoryError("full")])
+@pytest.mark.parametrize("depth", [1, 5])
+@pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt()])
 @pytest.mark.parametrize("failing", ["stream", "device"])
 def test_error_arrives_after_the_batches_before_it(depth, error, failing):
     def checked(item, part):

@@ -4,11 +4,11 @@ import io
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
-from mixedres.data import prepare, smaller
-from mixedres.data.datasets import folder
-from mixedres.data.images import decoding
+from mixedres import data
+from mixedres.data import smaller
+from tests import run_command
 from tests.data import made
 
 ARRAY = made.photo(40, 56, 11)
@@ -16,13 +16,13 @@ ARRAY = made.photo(40, 56, 11)
 
 def seen(encoded):
     """The pixels as a viewer shows them."""
-    return decoding.decode_image(encoded, decoding.read_header(encoded, apply_exif=True)).astype(int)
+    return np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(encoded))).convert("RGB")).astype(int)
 
 
 def copy(root, *more, short_side=16):
     """The exit status of the command that copies ``root/images`` to ``root/small``."""
     size = [f"--short_side={short_side}"] if short_side else []
-    return prepare.main(["prepare", f"--from={root}/images", f"--to={root}/small", *size, *more])
+    return run_command("prepare", f"--from={root}/images", f"--to={root}/small", *size, *more)
 
 
 def image_folder(root):
@@ -48,9 +48,9 @@ def image_folder(root):
 def test_larger_image_becomes_an_upright_jpeg(encoded):
     assert smaller.shortened(encoded, short_side=40, quality=90) == encoded
     found = smaller.shortened(encoded, short_side=20, quality=95)
-    head = decoding.read_header(found, apply_exif=True)
-    assert (head.is_jpeg, head.orientation, head.colorspace) == (True, 1, "YCbCr")
-    size = (head.width, head.height)
+    image = Image.open(io.BytesIO(found))
+    size = image.size
+    assert (image.format, image.mode, image.getexif().get(0x0112, 1)) == ("JPEG", "RGB", 1)
     expected = Image.fromarray(seen(encoded).astype(np.uint8)).resize(size, Image.Resampling.LANCZOS)
     assert np.abs(seen(found) - np.asarray(expected).astype(int)).mean() < 2.5
 
@@ -59,7 +59,7 @@ def test_larger_image_becomes_an_upright_jpeg(encoded):
 def test_short_side_is_filtered_by_lanczos(height, width, size):
     array = made.photo(height, width, 5)
     found = smaller.shortened(made.encoded(array, "PNG"), short_side=32, quality=95)
-    assert decoding.read_header(found)[:2] == size
+    assert Image.open(io.BytesIO(found)).size == size[::-1]
     assert Image.open(io.BytesIO(found)).layer[0][1:3] == (2, 2)  # luma has twice the samples of chroma each way
     reference = np.asarray(Image.fromarray(array).resize(size[::-1], Image.Resampling.LANCZOS)).astype(int)
     assert np.abs(seen(found) - reference).mean() < 2.5
@@ -67,23 +67,15 @@ def test_short_side_is_filtered_by_lanczos(height, width, size):
 
 def test_gray_and_small_images_stay_as_they_are():
     gray = made.encoded(made.photo(64, 30, 12, channels=1), quality=95)
-    assert decoding.read_header(smaller.shortened(gray, short_side=16, quality=90)).colorspace == "Gray"
+    assert Image.open(io.BytesIO(smaller.shortened(gray, short_side=16, quality=90))).mode == "L"
     assert smaller.shortened(gray, short_side=30, quality=90) == gray
-
-
-@pytest.mark.parametrize(
-    "encoded", [b"", b"text", made.encoded(ARRAY, quality=95)[:900], made.encoded(ARRAY, "PNG")[:-200]]
-)
-def test_damaged_image_is_refused(encoded):
-    with pytest.raises(ValueError):
-        smaller.shortened(encoded, short_side=480, quality=90)
 
 
 def test_second_start_copies_only_missing_and_changed_images(tmp_path, capsys):
     files = image_folder(tmp_path)
     assert copy(tmp_path) == 0
     assert f"wrote {tmp_path}/small: 18 images; train on them with " in capsys.readouterr().out
-    before, after = (folder.scan(tmp_path / name) for name in ("images", "small"))
+    before, after = (data.scan(tmp_path / name) for name in ("images", "small"))
     assert (before.train.paths, before.eval.paths) == (after.train.paths, after.eval.paths)
     copies = {name: tmp_path / "small" / name for name in files}
     for name, encoded in files.items():

@@ -1,6 +1,7 @@
 """The doctor's command: on fresh networks and on runs, what it writes, what it advises, and how it answers mistakes."""
 
 import json
+import math
 import re
 import shlex
 import types
@@ -8,11 +9,9 @@ import types
 import pytest
 
 from mixedres.config import parse_flags
-from mixedres.doctor import __main__ as doctor
 from mixedres.doctor import examination
 from mixedres.numerics import Report, Trial
-from mixedres.numerics._rows import LOST, log2_of_scale
-from tests import ROOT
+from tests import ROOT, run_command
 from tests.train import run_cases
 
 TINY = (
@@ -30,7 +29,7 @@ TINY = (
 
 def said(capsys, *arguments):
     """(status, stdout, stderr)."""
-    status = doctor.main(["doctor", *map(str, arguments)])
+    status = run_command("doctor", *arguments)
     captured = capsys.readouterr()
     return status, captured.out, captured.err
 
@@ -40,7 +39,7 @@ def test_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, mo
     reports, examine = [], examination.examine_network
     monkeypatch.setattr(examination, "examine_network", lambda *given: reports.append(examine(*given)) or reports[-1])
     out = tmp_path / "page.html"
-    status, text, errors = said(capsys, *TINY, f"--out={out}", "--steps=0,2", "--compare=fp16,bf16")
+    status, text, errors = said(capsys, *TINY, f"--out={out}", "--steps=0,2", "--compare=fp16")
     assert status == 0 and re.fullmatch(r"compare: compiling \d+ operations takes about \d+ s of CPU time\n", errors)
     document = json.loads((tmp_path / "page.json").read_text())
     assert document["title"] == "cifar_resnet8 on synthetic, fp16, steps 0, 2" and document["present_log2_scale"] == 15
@@ -48,8 +47,8 @@ def test_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, mo
     assert document["title"] in out.read_text() and "Nothing to change at loss scale 2**15." in text
     assert "The config needs no change." in text and "  --config." not in text
     errors = {comparison["preset"]: comparison for comparison in document["comparison"]}
-    assert 0 < errors["fp16"]["median"] < errors["bf16"]["median"] < 0.5
-    assert errors["fp16"]["log2_scale"] == document["recommended_log2_scale"] and errors["bf16"]["log2_scale"] == 0
+    assert 0 < errors["fp16"]["median"] < 0.1
+    assert errors["fp16"]["log2_scale"] == document["recommended_log2_scale"]
     assert errors["fp16"]["worst"] < 0.2
     # The advice was tried, in the preset of the config: here that is the first comparison.
     tried = {trial["log2_scale"]: trial for trial in document["trials"]}
@@ -62,7 +61,8 @@ def test_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, mo
     assert reports[0][1].of == "grad"  # their limit is that of gradients
     assert "conv_general_dilated" in (tmp_path / "page_compare.html").read_text()
 
-    doctor._check_free(out)  # the next report may take its place
+    # The next report may take its place: the mistake is another one.
+    assert "--steps=x must be numbers" in said(capsys, *TINY, f"--out={out}", "--steps=x")[2]
 
 
 def test_examination_of_a_run_changes_no_file(tmp_path, monkeypatch, capsys):
@@ -148,8 +148,8 @@ def test_recommended_scale_agrees_with_the_sweep(tmp_path, capsys):
     document = json.loads((tmp_path / "page.json").read_text())
     assert len(harmed) >= 6
     for name, scale in harmed.items():
-        log2_scale = log2_of_scale(scale)
+        log2_scale = round(math.log2(scale))
         gradients = [row for row in document["rows"] if row["kind"] == "gradient" and row["counts"]]
         lost = [lost_fraction(row, log2_scale) for row in gradients]
-        assert (max(lost) > 5 * LOST) == (ratios[name]["mean"] > 1.1), (name, max(lost), ratios[name])
+        assert (max(lost) > 0.05) == (ratios[name]["mean"] > 1.1), (name, max(lost), ratios[name])
         assert document["max_safe_log2_scale"] >= log2_scale

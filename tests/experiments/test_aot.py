@@ -12,29 +12,6 @@ from experiments.lib import hlo, runs, tpus
 
 HAS_PLUGIN = any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
 needs_plugin = pytest.mark.skipif(not HAS_PLUGIN, reason="needs JAX's CUDA plugin: pip install 'jax[cuda13]'")
-NETWORK = ("--config.model.name=cifar_resnet8", "--config.data.image_size=32", "--config.data.num_classes=10")
-
-
-@needs_plugin
-@pytest.mark.parametrize("preset", ["bf16", "fp16", "fp16_rewrite", "bf16 fused", "fp16 fused"])
-@pytest.mark.parametrize("gpu", ["h200", "a100"])
-@pytest.mark.slow
-def test_every_convolution_is_in_half_and_kernels_are_few(preset, gpu):
-    name, _, form = preset.partition(" ")
-    found = aot.measure(aot.Case(gpu, 64, name, form == "fused", options=NETWORK))
-    # Nine layers, forward and both backward passes, without the gradient of the images.
-    assert sum(found["convolution_dtypes"].values()) == 3 * 9 - 1
-    dtype = {"fp16": "f16", "bf16": "bf16"}[name[:4]]
-    assert all(name.startswith(f"{dtype},{dtype}->") for name in found["convolution_dtypes"])
-    # The maps of the last stage are so small that XLA keeps some in float32, or as booleans.
-    large = found["large"]
-    assert large["f32"] <= 8 and (not form or large["pred"] == large["copy"] == large["transpose"] == 0)
-    # Vectors are checked and updated together; one by one they would take some thirty kernels more.
-    assert found["kernels"] <= (165 if form else 195)
-    # The weights are updated where they are.
-    assert found["kernels_by_kind"].get("copy", 0) <= 2
-    # Each activation is read and written a few times, and no more: 26 MB would be ten times.
-    assert 0.5 < found["mb_per_image"] < 10
 
 
 @needs_plugin
@@ -87,13 +64,6 @@ def test_what_is_as_large_as_an_activation_is_counted_by_dtype_and_kind():
     assert found == {"f32": 1, "s32": 1, "pred": 1, "pooling": 1, "copy": 0, "transpose": 1}
 
 
-def test_presets_are_compiled_with_plain_and_fused_norms():
-    options, rest = aot.parse(["--presets=fp16,fp16_rewrite", "--batch=32", "--config.data.image_size=32"])
-    asked = [(case.preset, case.form) for case in aot.cases(options, rest)]
-    assert asked == [(preset, form) for preset in ("fp16", "fp16_rewrite") for form in ("plain", "fused")]
-    assert "--config.model.fused=true" in aot.cases(options, rest)[1].arguments
-
-
 # ---- TPUs
 
 HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
@@ -134,12 +104,6 @@ def test_step_that_does_not_compile_is_a_row(tmp_path, monkeypatch, capsys):
     rows = json.loads((tmp_path / "aot_tpu_v5e.json").read_text())["rows"]
     forms = [(preset, form) for preset in ("bf16", "fp16_rewrite") for form in ("plain", "fused")]
     assert [(row["preset"], row["form"]) for row in rows] == forms
-
-
-def test_step_that_compiles_too_long_is_a_row():
-    # Not even the process starts within this time.
-    row = aot.within(1e-4, aot.Case("v5e:2x2", 8, "bf16", False))
-    assert row["failed"] == "not within 0.0001 minutes" and "does not compile: not within" in tpus.table([row])[-1]
 
 
 def test_what_chips_sum_up_is_read_from_the_program():

@@ -49,22 +49,6 @@ def test_one_seed_has_no_interval():
     assert (found.mean, found.interval, found.single, found.width) == (1.0, None, None, None)
 
 
-def test_seeds_on_two_machines_are_as_good_as_on_one():
-    rng = np.random.default_rng(3)
-    values = made(rng, 20, 30, of_seed=1.0, of_both=0.15)
-    first, second = crossed.difference(values[:8]), crossed.difference(values[8:])
-    together, whole = first + second, crossed.difference(values)
-    assert together.mean == pytest.approx(whole.mean) and together.of_seeds == pytest.approx(whole.of_seeds)
-    assert together.single == pytest.approx(whole.single) and together.seeds == 20
-    # What images add is an estimate of each part alone: here, nothing.
-    assert together.interval == pytest.approx(whole.interval, abs=0.02 * whole.width)
-    # Images that differ always do: more seeds do not make that narrower.
-    values = made(rng, 20, 30, of_seed=0.1, of_image=1.0, of_both=0.15)
-    together = crossed.difference(values[:8]) + crossed.difference(values[8:])
-    assert together.width == pytest.approx(crossed.difference(values).width, rel=0.05)
-    assert together.width > crossed.difference(values[:, :5]).width / 4
-
-
 def row(case, seeds, change, mean=93.0, sd=0.4):
     figures = {"mean": mean, "sd": sd} | (evidence.told(change) if change else {})
     about = {"case": case, "n": len(seeds), "pairs": len(seeds) if change else 0, "seeds": seeds, "is_floor": False}
@@ -167,11 +151,3 @@ def test_evidence_of_other_code_is_not_added():
     for name in whole:
         with pytest.raises(ConfigError, match="and the sweep of cifar_resnet8 on idx at commit d468434"):
             evidence.check_same_runs(whole, whole | {name: "another"})
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"rows": [{"case": "fp32"}]}', '{"rows": []}'])
-def test_what_cannot_be_added(tmp_path, capsys, text):
-    (tmp_path / "other.json").write_text(text)
-    assert report.main(["--evidence", str(tmp_path), f"--add={tmp_path}/other.json"]) == 2
-    error = capsys.readouterr().err
-    assert "is no evidence that can be added" in error and error.count("\n") == 1

@@ -59,25 +59,6 @@ def test_job_whose_time_is_up_saves_and_is_handed_in_again(monkeypatch, tmp_path
     assert (again.arguments, again.workdir) == (job.arguments, job.workdir)
 
 
-def test_job_that_slurm_lost_is_not_waited_for(monkeypatch, tmp_path):
-    """Cancelled, on a cluster without accounts: it is in no queue, and there is no result."""
-    queued, clock = {"7"}, [0.0]
-    monkeypatch.setattr(jobs, "in_queue", lambda: queued)
-    monkeypatch.setattr(jobs.time, "monotonic", lambda: clock[0])
-    queue, job = jobs.Queue(every=15, patience=60), jobs.submitit.SlurmJob(folder=tmp_path, job_id="7")
-    for clock[0] in range(0, 100, 5):
-        assert not queue.has_lost(job)
-    queued = set()
-    found = []
-    for clock[0] in range(100, 200, 5):
-        found.append(queue.has_lost(job))
-    assert found.index(True) * 5 in range(60, 80) and all(found[found.index(True) :])
-    queued = None  # SLURM does not answer: nobody knows
-    for clock[0] in range(200, 300, 15):
-        queue.has_lost(job)
-    assert not queue.has_lost(job)
-
-
 def test_earlier_job_is_waited_for_where_slurm_still_has_it(monkeypatch, tmp_path):
     monkeypatch.setattr(jobs.submitit.SlurmJob, "done", lambda self, force_check=False: False)
     for found, expected in (({"7", "8"}, True), ({"8"}, False), (None, False)):

@@ -42,13 +42,3 @@ def test_contenders_are_compared_with_torchvision(tmp_path, monkeypatch, capsys)
     test = scipy.stats.ttest_ind(*(100 * np.array(top1[name]) for name in top1), equal_var=False)
     assert first["interval"] == pytest.approx(test.confidence_interval()) and "interval" not in last
     assert f"{first['difference']:+.1f} ({first['interval'][0]:+.1f} to " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("argument", "words"),
-    [("--contenders=timm", "--contenders=timm is none; name some of ours"), ("--seeds=0", "--seeds=0 must be >= 1")],
-)
-def test_mistakes_are_one_line(argument, words, capsys):
-    assert photographs.main([argument]) == 2
-    error = capsys.readouterr().err
-    assert words in error and error.count("\n") == 1

@@ -10,11 +10,11 @@ import pytest
 
 from experiments import sweep
 from experiments.lib import comparison, plan, schedule
-from experiments.lib.schedule import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING
+from experiments.lib.schedule import FAILED, FINISHED, INTERRUPTED, RUNNING
+from mixedres import checkpoints
 from mixedres._internal import files
 from mixedres._internal.cli import signals
 from mixedres._internal.files import lock
-from mixedres.checkpoints import workdir
 
 SUMMARY = {
     "eval": {"top1": 0.5},
@@ -44,7 +44,7 @@ class Executor:
 
 def finish(directory):
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / workdir.SUMMARY).write_text(json.dumps(SUMMARY))
+    (directory / checkpoints.workdir.SUMMARY).write_text(json.dumps(SUMMARY))
 
 
 def tasks(out, count):
@@ -86,24 +86,6 @@ def test_lines_written_grow_linearly_with_the_runs(tmp_path, monkeypatch, limit)
     assert run(schedule.Scheduler(tasks(tmp_path, count), Executor(), limit, tmp_path)) is None
     assert len(rows) == 4 * count and len(looks) == count  # at the start, two changes, at the end
     assert states(tmp_path) == [FINISHED] * count
-
-
-def test_full_disk_delays_lines_and_the_start_of_runs(tmp_path, disk, monkeypatch):
-    clock = types.SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
-    monkeypatch.setattr(schedule, "time", clock)
-    executor = Executor()
-    scheduler = schedule.Scheduler(tasks(tmp_path, 3), executor, 1, tmp_path)
-    assert scheduler.advance() and scheduler.problem is None
-    disk.full = True
-    assert scheduler.advance() and "No space left on device); its lines wait" in scheduler.problem
-    assert states(tmp_path) == [WAITING] * 3 + [RUNNING]
-    monkeypatch.setattr(executor, "submit", lambda job: os.write(-1, b""))
-    assert scheduler.advance() and executor.submitted == ["fp32,seed=0", "fp32,seed=1"]
-    monkeypatch.undo()  # there is room, and the third run could not be started
-    monkeypatch.setattr(schedule, "time", clock)
-    assert scheduler.advance() and len(executor.submitted) == 2
-    clock.now += 60
-    assert run(scheduler) is None and states(tmp_path) == [FINISHED] * 3
 
 
 @pytest.fixture
@@ -149,7 +131,7 @@ def test_run_that_another_driver_began_first_is_waited_for(tmp_path):
     executor.status = 2  # the workdir is in use
     scheduler = schedule.Scheduler([task], executor, 1, tmp_path, shared=True)
     assert scheduler.advance()
-    with lock(task.directory / workdir.LOCK):
+    with lock(task.directory / checkpoints.workdir.LOCK):
         assert scheduler.advance() and (task.state, task.job) == (RUNNING, None)
     assert not scheduler.advance() and task.state == FINISHED
     assert scheduler.close() is None

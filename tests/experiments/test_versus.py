@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import os
-import pathlib
 
 import jax
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 
 from experiments import benchmark
 from experiments.lib import runs
-from experiments.timing import flax_example, ours, peers, pytorch, versus
+from experiments.timing import ours, peers, pytorch
 from experiments.timing.task import cross_entropy
 from mixedres import models, precision
 from tests.train import run_cases
@@ -55,25 +53,6 @@ def test_pytorch_trains_as_we_do(model, size, rate, steps):
     pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
     task = small(model, size, rate)
     check_same(task, pytorch.Training(task, "fp32", compiled=False), steps)
-
-
-@pytest.mark.slow
-def test_pytorch_decays_the_same_weights(monkeypatch):
-    pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
-    for module in (ours, pytorch):
-        monkeypatch.setattr(module, "WEIGHT_DECAY", 5.0)
-    task = small("cifar_resnet8", 16)
-    check_same(task, pytorch.Training(task, "fp32", compiled=False), 6, rtol=1e-3)
-
-
-@pytest.mark.parametrize(("model", "size", "rate", "steps"), NETWORKS)
-@pytest.mark.slow
-def test_flax_example_trains_as_we_do_where_its_padding_is_ours(model, size, rate, steps):
-    """'SAME' pads a stride-2 convolution by one on both sides where the size is odd."""
-    if not (checkout := os.environ.get("FLAX_CHECKOUT")):
-        pytest.skip("needs a checkout of Flax's repository in FLAX_CHECKOUT")
-    task = small(model, size + 1, rate)
-    check_same(task, flax_example.Training(task, "fp32", pathlib.Path(checkout)), steps)
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "prediction"])
@@ -119,19 +98,6 @@ def test_who_is_missing_is_named_and_the_others_go_on(tmp_path, monkeypatch, cap
     np.testing.assert_allclose(evaluation, prediction, rtol=1e-5)
     assert (tmp_path / "versus_test.png").exists()
     assert len(result["did_not_take_part"]) == 4
-
-
-def test_what_fails_while_it_is_made_is_named_too(monkeypatch):
-    def broken(*args, **kwargs):
-        raise RuntimeError("no kernel image\nand a long story")
-
-    monkeypatch.setitem(pytorch.PASSES, "training", broken)
-    run_cases.shrink(monkeypatch)
-    task = small("cifar_resnet8", 16)
-    present, found, missing = versus.gather(task, "training", ["fp32"], None, 1)
-    assert [one.name for one in present] == ["mixedres, fp32"] and found.keys() == {("mixedres, fp32", "fp32")}
-    told = "PyTorch, {}, fp32, training: RuntimeError: no kernel image"
-    assert missing == [told.format("eager"), told.format("compiled")]
 
 
 def test_table_has_our_time_over_that_of_pytorchs_faster_form():

@@ -9,19 +9,18 @@ import sys
 from typing import NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
-from mixedres import checkpoints
+from mixedres import checkpoints, data
 from mixedres.config import flatten
 from mixedres.data import InputSpec
-from mixedres.data.images import crops
-from mixedres.export import __main__ as export
 from mixedres.export import network as exporting
-from mixedres.export import saved_model
-from mixedres.predict import __main__ as predict
+from mixedres.predict import find_images
+from tests import run_command
 from tests.amp import graphs
 from tests.data import made
 from tests.predict import chosen
@@ -29,17 +28,6 @@ from tests.train import run_cases
 
 # What an installation of jax brings.
 WITH_JAX = ("jax", "jaxlib", "numpy", "numpy.libs", "ml_dtypes", "opt_einsum", "scipy", "scipy.libs")
-# The loader as a program, and its numbers where the test can read them.
-DRIVER = """
-import runpy, sys, numpy as np
-folder, *images = sys.argv[1:]
-for path in images:
-    sys.argv = ["load.py", path]
-    found = runpy.run_path(folder + "/load.py")["found"]
-    np.savez(path + ".npz", **found)
-assert not {"mixedres", "flax", "jmp", "PIL"} & sys.modules.keys()
-assert "flatbuffers.zip" in sys.modules["flatbuffers"].__file__
-"""
 
 
 def record(patch, **changed):
@@ -74,15 +62,20 @@ def alone(only_jax, *arguments):
     return done.stdout
 
 
+def cropped(path, spec):
+    (found,) = data.center_crops([path], spec, threads=1)
+    return found
+
+
 def images_of(place, count):
     """(count, 24, 24, 3) uint8, as the evaluation of the run sees them."""
     spec = InputSpec.from_json(json.loads((place / "run" / "data.json").read_text())["input"])
-    paths = predict.find_images(str(place / "images" / "val"))[:count]
-    return paths, np.stack([crops.center_crop(pathlib.Path(path).read_bytes(), spec) for path in paths])
+    paths = find_images(str(place / "images" / "val"))[:count]
+    return paths, np.stack([*data.center_crops(paths, spec, threads=1)])
 
 
 def test_folder_explains_itself(place, only_jax, tmp_path, capsys):
-    assert export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'deep' / 'to'}"]) == 0
+    assert run_command("export", f"--from={place / 'run'}", f"--to={tmp_path / 'deep' / 'to'}") == 0
     to = tmp_path / "deep" / "to"
     names = {"model.jax", "load.py", "labels.json", "model.json", "README.md", "flatbuffers.zip"}
     assert {path.name for path in to.iterdir()} == names and {path.name for path in to.parent.iterdir()} == {"to"}
@@ -97,7 +90,7 @@ def test_folder_explains_itself(place, only_jax, tmp_path, capsys):
     for size, kind, orientation in (((90, 71), "PNG", 1), ((20, 18), "PNG", 1), *turned):
         path = tmp_path / f"cat.{kind}"
         path.write_bytes(made.turned(Image.fromarray(made.photo(*size, seed=3)), orientation, kind))
-        seen, expected = reader(to)(path), crops.center_crop(path.read_bytes(), InputSpec.from_json(facts["input"]))
+        seen, expected = reader(to)(path), cropped(path, InputSpec.from_json(facts["input"]))
         assert seen.dtype == expected.dtype and made.difference(seen, expected).max() <= 2.01
 
 
@@ -111,7 +104,7 @@ def reader(folder):
 
 @pytest.mark.slow
 def test_loader_reads_photographs(place, tmp_path):
-    assert export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}", "--precision=fp32"]) == 0
+    assert run_command("export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}", "--precision=fp32") == 0
     paths, _ = images_of(place, 3)
     given = [sys.executable, tmp_path / "to" / "load.py", *paths]
     shown = subprocess.run(given, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -130,9 +123,9 @@ def test_loader_reads_photographs(place, tmp_path):
     assert helped.returncode == 0 and helped.stdout.startswith("Runs the network beside this file: python load.py")
 
 
-def test_official_preprocessing_takes_float32(place, only_jax, tmp_path, capsys):
+def test_official_preprocessing_takes_float32(place, tmp_path):
     given = [f"--from={place / 'run'}", f"--to={tmp_path / 'to'}", "--preprocessing=official", "--precision=fp32"]
-    assert export.main(["export", *given]) == 0
+    assert run_command("export", *given) == 0
     readme = (tmp_path / "to" / "README.md").read_text()
     assert "float32 (n, 24, 24, 3)" in readme and "shorter side has 27 pixels" in readme
     assert "float32 (n, 24, 24, 3)" in (tmp_path / "to" / "load.py").read_text()
@@ -140,15 +133,14 @@ def test_official_preprocessing_takes_float32(place, only_jax, tmp_path, capsys)
     ours = chosen(place / "run", "--preprocessing=official", "--precision=fp32")
     for sides in ((90, 70), (20, 18), (33, 33)):
         Image.fromarray(made.photo(*sides, seed=3)).save(path)
-        seen, shown = crops.center_crop(path.read_bytes(), ours.spec), reader(tmp_path / "to")(path)[None]
+        seen, shown = cropped(path, ours.spec), reader(tmp_path / "to")(path)[None]
         assert seen.dtype == shown.dtype == np.float32
         np.testing.assert_array_equal(shown[0], seen)
-    np.save(tmp_path / "x.npy", shown)
-    alone(only_jax, "-c", DRIVER, tmp_path / "to", tmp_path / "x.npy")
-    with np.load(f"{tmp_path / 'x.npy'}.npz") as found:
-        assert found["probabilities"].dtype == np.float32 and found["classes"].dtype == np.int32
-        expected = ours.probabilities(ours.variables, jnp.asarray(shown))
-        np.testing.assert_allclose(found["probabilities"], expected, rtol=0, atol=1e-6)
+    program = jax.export.deserialize(bytearray((tmp_path / "to" / "model.jax").read_bytes()))
+    found = program.call(shown)
+    assert found["probabilities"].dtype == np.float32 and found["classes"].dtype == np.int32
+    expected = ours.probabilities(ours.variables, jnp.asarray(shown))
+    np.testing.assert_allclose(found["probabilities"], expected, rtol=0, atol=1e-6)
 
 
 TENSORFLOW = """
@@ -185,25 +177,13 @@ def test_saved_model_computes_the_same(precision, tolerance, place, tmp_path):
     np.testing.assert_allclose(found["pictures"], expected, rtol=0, atol=0.02)
 
 
-@pytest.mark.interop
-@pytest.mark.slow
-def test_tensorflow_sees_the_official_pixels(place):
-    tf = pytest.importorskip("tensorflow", reason="needs the extra tf")
-    spec = dataclasses.replace(chosen(place / "run", "--precision=fp32").spec, resize="official", crop_pct=0.875)
-    for index, (height, width) in enumerate(((90, 70), (375, 500), (33, 33), (20, 18))):
-        for kind in ("JPEG", "PNG"):
-            data = made.encoded(made.photo(height, width, index), kind)
-            square = saved_model._square(tf.constant(data), spec).numpy()
-            np.testing.assert_array_equal(square, crops.center_crop(data, spec))
-
-
 @pytest.mark.parametrize("step", ["mixedres.export.files._write_reader", "os.rename"])  # within, and the last one
 def test_failed_write_leaves_nothing(step, place, tmp_path, monkeypatch, capsys):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(step, full)
-    assert export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}"]) == 2
+    assert run_command("export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}") == 2
     assert "cannot be written (No space left on device)" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
@@ -228,5 +208,5 @@ def test_kept_layers_are_stored_and_computed_in_float32(place, monkeypatch):
 def test_rewritten_run_needs_a_precision_for_export(place, tmp_path, monkeypatch, capsys):
     other = flatten(run_cases.tiny("bf16_rewrite"))
     record(monkeypatch, **{key: other[key] for key in other if key.startswith("precision.")})
-    assert export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}"]) == 2
+    assert run_command("export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}") == 2
     assert "add --precision=fp32 or bf16 or fp16" in capsys.readouterr().err

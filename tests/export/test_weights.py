@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from mixedres import checkpoints
-from mixedres.export import __main__ as export_command
+from tests import run_command
 from tests.train import run_cases
 
 
@@ -29,7 +29,7 @@ def tensors_of_resnet50():
 def test_differences_from_torchvision_are_warned_of(about, words, tensors_of_resnet50, tmp_path, capsys):
     checkpoints.write_weights(tmp_path / "from.safetensors", tensors_of_resnet50, about)
     command = ["export", f"--from={tmp_path / 'from.safetensors'}", f"--to={tmp_path / 'to.safetensors'}"]
-    assert export_command.main(command) == 0
+    assert run_command(*command) == 0
     shown = capsys.readouterr().out
     assert words in shown if words else "warning" not in shown
     assert checkpoints.read_weights(tmp_path / "to.safetensors").metadata == about

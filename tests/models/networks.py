@@ -32,7 +32,7 @@ def shapes_of(model, image_shape=(1, 32, 32, 3)):
     return jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct(image_shape, jnp.float32))
 
 
-def random_variables(model, seed=0, dtype=np.float32):
+def random_variables(model, seed=0, dtype=np.float32, image_shape=(1, 32, 32, 3)):
     """Values for every leaf of which none is 0 or 1, such that no activation outgrows mean and bias."""
     rng = np.random.default_rng(seed)
 
@@ -44,7 +44,9 @@ def random_variables(model, seed=0, dtype=np.float32):
             return rng.uniform(0.4, 0.8, leaf.shape)
         return 0.3 * rng.normal(size=leaf.shape)
 
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: value(path, leaf).astype(dtype), shapes_of(model))
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: value(path, leaf).astype(dtype), shapes_of(model, image_shape)
+    )
 
 
 def relative(actual, expected):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixedres.models.normalize import by_channel, per_image
+from mixedres.models import normalization
 
 # The reference's means, and deviations that are all different.
 MEAN, STD = (123.68, 116.78, 103.94), (58.4, 57.1, 0.5)
@@ -24,7 +24,7 @@ def images(dtype):
 def test_images_are_normalized_by_channel(dtype):
     """Black too: uint8 has no negative numbers."""
     x = images(dtype)
-    result = jax.jit(by_channel(MEAN, STD))(x)
+    result = jax.jit(normalization(MEAN, STD))(x)
     assert result.dtype == jnp.float32
     np.testing.assert_allclose(result, (x.astype(np.float64) - MEAN) / STD, rtol=3e-7, atol=2e-5)
 
@@ -37,7 +37,7 @@ def reference(x):
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_per_image_each_by_itself(dtype):
-    result = jax.jit(per_image)(images(dtype))
+    result = jax.jit(normalization(None, None))(images(dtype))
     assert result.dtype == np.float32
     np.testing.assert_allclose(result, reference(images(dtype)), rtol=2e-5, atol=2e-6)
 
@@ -45,7 +45,7 @@ def test_per_image_each_by_itself(dtype):
 @pytest.mark.parametrize("shape", [(224, 224, 3), (5, 7, 1)])
 def test_blank_image_becomes_zeros(shape):
     blank = np.stack([np.full(shape, value, np.uint8) for value in (0, 1, 127, 255)])
-    np.testing.assert_array_equal(jax.jit(per_image)(blank), np.zeros(blank.shape, np.float32))
+    np.testing.assert_array_equal(jax.jit(normalization(None, None))(blank), np.zeros(blank.shape, np.float32))
 
 
 def test_smallest_deviation():
@@ -53,4 +53,4 @@ def test_smallest_deviation():
     x = np.zeros((2, 8, 8, 3), np.float32)
     x[0, 3, 3, 1] = 0.01
     assert x.std() < 1 / np.sqrt(192)
-    np.testing.assert_allclose(jax.jit(per_image)(x), reference(x), rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(jax.jit(normalization(None, None))(x), reference(x), rtol=1e-5, atol=1e-8)

@@ -7,16 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixedres import autocast
+from mixedres import autocast, models
 from mixedres.config import parse_flags
-from mixedres.models import compiler_options, create, for_platform, onednn, operations
-from mixedres.models.products import xla_convolution
+from mixedres.models import compiler_options, create, for_platform, operations
 from mixedres.precision import get
 from tests.train import run_cases
 from tests.train.run_cases import build
 
 needs_bfloat16 = pytest.mark.skipif(
-    not (onednn.is_faster(jnp.bfloat16, 1000) and onednn.multiplies(jnp.bfloat16)),
+    not (models.onednn.is_faster(jnp.bfloat16, 1000) and models.onednn.multiplies(jnp.bfloat16)),
     reason="needs JAX 0.11 and a processor that multiplies bfloat16",
 )
 # (map, size and filters, stride, padding): odd and even maps, TensorFlow's padding, maps smaller than the kernel,
@@ -29,6 +28,11 @@ CASES = [
     ((3, 4, 3, 32), (3, 16), 2, ((1, 1), (1, 1))),
     ((2, 13, 12, 3), (7, 8), 2, ((3, 3), (3, 3))),
 ]
+
+
+def xla_convolution(x, kernel, stride, around, precision):
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, (stride,) * 2, around, dimension_numbers=layout, precision=precision)
 
 
 def operands(x_shape, kernel, stride, around, dtype):
@@ -46,7 +50,7 @@ def results(convolution, x, k, dy, stride, around):
     return y, *pull(dy)
 
 
-with_options = jax.jit(results.__wrapped__, static_argnums=(0, 4, 5), compiler_options=onednn.COMPILER_OPTIONS)
+with_options = jax.jit(results.__wrapped__, static_argnums=(0, 4, 5), compiler_options=models.onednn.COMPILER_OPTIONS)
 
 
 @cache
@@ -59,7 +63,7 @@ def exact(case):
 @pytest.mark.parametrize("case", CASES)
 def test_results_and_gradients_equal_those_of_xla_in_float64(case):
     with jax.enable_x64(True):
-        found = results(onednn.convolution, *operands(*case, np.float64), *case[2:])
+        found = results(models.onednn.convolution, *operands(*case, np.float64), *case[2:])
         for own, xla in zip(found, exact(case), strict=True):
             np.testing.assert_allclose(own, xla, rtol=0, atol=1e-12 * np.abs(xla).max())
 
@@ -75,25 +79,32 @@ def test_gradients_of_gradients_equal_those_of_xla(case):
 
     with jax.enable_x64(True):
         given = operands(*case, jnp.float64)
-        for own, xla in zip(second(onednn.convolution, *given), second(xla_convolution, *given), strict=True):
+        for own, xla in zip(second(models.onednn.convolution, *given), second(xla_convolution, *given), strict=True):
             np.testing.assert_allclose(own, xla, rtol=0, atol=1e-11 * np.abs(xla).max())
 
 
 def test_gradient_of_a_small_map_is_a_product():
     """XLA's convolution of so few pixels would take 50 times as long."""
     x, k, dy = operands(*CASES[3], np.float32)
-    backward = jax.vjp(lambda x: onednn.convolution(x, k, *CASES[3][2:], None), x)[1]
+    backward = jax.vjp(lambda x: models.onednn.convolution(x, k, *CASES[3][2:], None), x)[1]
     assert "conv_general_dilated" not in str(jax.make_jaxpr(backward)(dy))
 
 
 def rewritten(x, kernel, stride, around, precision):
     """A float32 convolution that a graph rewrite computes in bfloat16."""
-    return autocast(lambda x, kernel: onednn.convolution(x, kernel, stride, around, precision), jnp.bfloat16)(x, kernel)
+    return autocast(lambda x, kernel: models.onednn.convolution(x, kernel, stride, around, precision), jnp.bfloat16)(
+        x, kernel
+    )
 
 
 @needs_bfloat16
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("convolution, dtype", [(onednn.convolution, jnp.bfloat16), (rewritten, np.float32)])
+@pytest.mark.parametrize(
+    ("convolution", "dtype", "case"),
+    [
+        *((models.onednn.convolution, jnp.bfloat16, case) for case in CASES),
+        *((rewritten, np.float32, case) for case in CASES[1:4:2]),
+    ],
+)
 def test_bfloat16_results_and_gradients_are_rounded_once(convolution, dtype, case):
     found = with_options(convolution, *operands(*case, dtype), *case[2:])
     for own, wide in zip(found, exact(case), strict=True):
@@ -110,7 +121,7 @@ def test_onednn_computes_every_convolution_of_a_step():
     def text(convolution):
         return with_options.lower(convolution, x, k, x, 1, ((1, 1), (1, 1))).compile().as_text()
 
-    own = text(onednn.convolution)
+    own = text(models.onednn.convolution)
     assert (own.count("__onednn$convolution"), own.count("__onednn$matmul")) == (2, 1)
     assert " convolution(" not in own and " dot(" not in own
     assert "f32[64,8,8,16]" in text(xla_convolution)  # the reason for forms of our own
@@ -123,17 +134,17 @@ def test_onednn_computes_the_gradient_of_a_rewritten_convolution():
     def text(product_dtype):
         form = partial(operations.convolution, stride=1, use_onednn=True, product_dtype=product_dtype)
         gradient = jax.grad(lambda x, k: jnp.square(autocast(form, jnp.bfloat16)(x, k)).sum(), (0, 1))
-        return jax.jit(gradient, compiler_options=onednn.COMPILER_OPTIONS).lower(x, k).compile().as_text()
+        return jax.jit(gradient, compiler_options=models.onednn.COMPILER_OPTIONS).lower(x, k).compile().as_text()
 
     assert " convolution(" not in text(jnp.bfloat16)
     # The gradient of the kernel is a product only if the dtype is named.
     assert [text(dtype).count("__onednn$convolution") for dtype in (jnp.bfloat16, None)] == [2, 3]
 
 
-@pytest.mark.skipif(not onednn.is_faster(jnp.float32, 1000), reason="needs JAX 0.11 and oneDNN")
+@pytest.mark.skipif(not models.onednn.is_faster(jnp.float32, 1000), reason="needs JAX 0.11 and oneDNN")
 @pytest.mark.parametrize("preset, dtype", [("fp16", jnp.float16), ("bf16", jnp.bfloat16)])
 def test_halves_are_computed_in_float32_by_onednn_and_rounded(preset, dtype, monkeypatch):
-    monkeypatch.setattr(onednn, "_instructions", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(models.onednn, "_instructions", lambda: frozenset({"avx2"}))
     model = create("cifar_resnet8", num_classes=2, **get(preset).network_options).clone(use_onednn=True)
     rng = np.random.default_rng(0)
     x, k = (jnp.asarray(rng.normal(size=shape), dtype) for shape in ((32, 8, 8, 16), (3, 3, 16, 16)))
@@ -152,14 +163,14 @@ def test_halves_are_computed_in_float32_by_onednn_and_rounded(preset, dtype, mon
     np.testing.assert_allclose(found, plain, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.skipif(not onednn.is_faster(jnp.float32, 1000), reason="needs JAX 0.11 and oneDNN")
+@pytest.mark.skipif(not models.onednn.is_faster(jnp.float32, 1000), reason="needs JAX 0.11 and oneDNN")
 def test_gradient_of_a_strided_float32_map_is_no_dilated_convolution():
     """XLA computes a dilated one in a loop of its own."""
     x, k = jax.ShapeDtypeStruct((2, 8, 8, 16), np.float32), jax.ShapeDtypeStruct((3, 3, 16, 16), np.float32)
 
     def text(use_onednn):
         gradient = jax.grad(lambda x, k: jnp.square(operations.convolution(x, k, 2, use_onednn=use_onednn)).sum())
-        return jax.jit(gradient, compiler_options=onednn.COMPILER_OPTIONS).lower(x, k).compile().as_text()
+        return jax.jit(gradient, compiler_options=models.onednn.COMPILER_OPTIONS).lower(x, k).compile().as_text()
 
     assert "lhs_dilate" in text(False) and "lhs_dilate" not in text(True)
 
@@ -176,10 +187,10 @@ NATIVE, WITH_AVX512, PLAIN = ({"avx2", "avx512f", "avx512_bf16"}, {"avx2", "avx5
     ],
 )
 def test_commands_use_onednn_where_it_was_measured_to_be_faster(instructions, with_onednn, rounded, monkeypatch):
-    monkeypatch.setattr(onednn, "_instructions", lambda: frozenset(instructions))
-    monkeypatch.setattr(onednn, "_is_known", lambda: True)
-    monkeypatch.setattr(onednn.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(onednn, "_FIRST_JAX", (0, 1))
+    monkeypatch.setattr(models.onednn, "_instructions", lambda: frozenset(instructions))
+    monkeypatch.setattr(models.onednn, "_is_known", lambda: True)
+    monkeypatch.setattr(models.onednn.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(models.onednn, "_FIRST_JAX", (0, 1))
     presets = {name: get(name) for name in ("fp32", "bf16", "fp16", "bf16_rewrite", "fp16_rewrite")}
     networks = {name: create("resnet18", num_classes=2, **preset.network_options) for name, preset in presets.items()}
     dtypes = {name: preset.policy.compute_dtype for name, preset in presets.items()}
@@ -191,50 +202,33 @@ def test_commands_use_onednn_where_it_was_measured_to_be_faster(instructions, wi
         keeps = compiler_options(found[name], "cpu").get("xla_allow_excess_precision") is False
         # The network of a graph rewrite is one in float32.
         assert keeps == (("fp32" if "rewrite" in name else name) in rounded)
-    assert onednn.COMPILER_OPTIONS.items() <= compiler_options(found["bf16"], "cpu").items()
+    assert models.onednn.COMPILER_OPTIONS.items() <= compiler_options(found["bf16"], "cpu").items()
     assert not for_platform(found["bf16"], "gpu", jnp.float32, 1000).use_onednn  # a network that a CPU has built
     assert not compiler_options(found["bf16"], "gpu") and not compiler_options(networks["bf16"], "cpu")
 
 
 def test_onednn_needs_500_steps_a_dtype_it_knows_and_a_new_jax(monkeypatch):
-    monkeypatch.setattr(onednn, "_is_known", lambda: True)
-    monkeypatch.setattr(onednn.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(onednn, "_FIRST_JAX", (0, 1))
+    monkeypatch.setattr(models.onednn, "_is_known", lambda: True)
+    monkeypatch.setattr(models.onednn.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(models.onednn, "_FIRST_JAX", (0, 1))
     dtypes = {jnp.bfloat16: True, jnp.float32: True, jnp.float16: True, jnp.float64: False}
-    assert {dtype: onednn.is_faster(dtype, 500) for dtype in dtypes} == dtypes
-    assert not onednn.is_faster(jnp.bfloat16, 499)
-    monkeypatch.setattr(onednn, "_FIRST_JAX", (99,))
-    assert not onednn.is_faster(jnp.float32, 1000)
+    assert {dtype: models.onednn.is_faster(dtype, 500) for dtype in dtypes} == dtypes
+    assert not models.onednn.is_faster(jnp.bfloat16, 499)
+    monkeypatch.setattr(models.onednn, "_FIRST_JAX", (99,))
+    assert not models.onednn.is_faster(jnp.float32, 1000)
 
 
 def test_option_that_xla_does_not_have_is_no_error(monkeypatch):
-    monkeypatch.setattr(onednn, "COMPILER_OPTIONS", {"xla_cpu_no_such_option": True})
-    assert not onednn._is_known.__wrapped__()
+    monkeypatch.setattr(models.onednn, "COMPILER_OPTIONS", {"xla_cpu_no_such_option": True})
+    assert not models.onednn._is_known.__wrapped__()
 
 
 def test_microbatches_are_computed_without_onednn(monkeypatch):
     """In a loop, a step with oneDNN takes ten times as long as without."""
     run_cases.shrink(monkeypatch)
-    monkeypatch.setattr(onednn, "is_faster", lambda dtype, count: count >= 500)
+    monkeypatch.setattr(models.onednn, "is_faster", lambda dtype, count: count >= 500)
     for parts in (1, 2):
         flags = ["--config=configs/digits.py:fp32", "--config.num_devices=1", f"--config.microbatches={parts}"]
         experiment = build(parse_flags(flags).config)
         assert experiment.model.use_onednn == (parts == 1)
         assert experiment.in_precision(get("bf16")).model.use_onednn == (parts == 1)
-
-
-@needs_bfloat16
-def test_long_run_computes_with_onednn_and_a_short_one_without(monkeypatch):
-    run_cases.shrink(monkeypatch)
-
-    def built(count):
-        flags = ["--config=configs/digits.py:bf16", "--config.model.name=cifar_resnet8", f"--config.steps={count}"]
-        return build(parse_flags([*flags, "--config.num_devices=1"]).config)
-
-    long, short = built(500), built(499)
-    assert long.model.use_onednn and not short.model.use_onednn and not short.compiler_options
-    assert long.in_precision(get("fp16")).model.use_onednn
-    assert not long.in_precision(get("fp16_rewrite")).model.use_onednn
-    batch = long.shard_batch(next(long.source.train_batches(long.batch_size, seed=0)))
-    text = long.train_step().lower(jax.eval_shape(long.init_state), batch).compile().as_text()
-    assert "__onednn$convolution" in text and " convolution(" not in text

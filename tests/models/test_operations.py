@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mixedres import models
 from mixedres._internal import jax_compat
-from mixedres.models import names, operations
-from mixedres.models.operations import convolution, max_pool, relu
+from mixedres.models import operations
 from tests.models import networks
 from tests.platforms import on
 
@@ -19,10 +19,8 @@ PRODUCTS = [(4, 6, 5, 8, 16, 1, 1), (3, 7, 5, 16, 8, 1, 2), (2, 1, 1, 8, 4, 1, 1
 WINDOWS = [
     (4, 2, 2, 16, 8, 3, 1),
     (3, 4, 4, 8, 16, 3, 2),  # the result is smaller than the kernel, the map is not
-    (2, 1, 1, 8, 4, 3, 1),
     (2, 1, 3, 8, 4, 3, 1),
     (1, 5, 3, 4, 8, 7, 2),
-    (2, 1, 1, 3, 4, 7, 2),
 ]
 PIECES = [(6, 16, 16, 4, 4, 3, 1), (4, 15, 17, 3, 8, 3, 2), (2, 20, 20, 3, 4, 7, 2)]
 PLAIN = [(2, 3, 3, 4, 8, 3, 1), (1, 16, 16, 3, 4, 7, 2)]
@@ -38,7 +36,7 @@ def with_gradients(shape, platform, padding="pytorch"):
     """A function from (x, kernel, cotangent) to the result and both gradients."""
 
     def compute(x, kernel, g):
-        y, vjp = jax.vjp(lambda x, kernel: convolution(x, kernel, shape[6], padding=padding), x, kernel)
+        y, vjp = jax.vjp(lambda x, kernel: operations.convolution(x, kernel, shape[6], padding=padding), x, kernel)
         return y, *vjp(g)
 
     return on(platform, compute)
@@ -53,7 +51,7 @@ def arrays(shape, dtype):
 
 
 CASES = [(shape, "pytorch") for shape in PRODUCTS + WINDOWS + PIECES]
-CASES += [(shape, "tensorflow") for shape in PRODUCTS + WINDOWS + PIECES if shape[6] > 1]
+CASES += [(shape, "tensorflow") for shape in (PRODUCTS[1], WINDOWS[1], PIECES[1])]
 
 
 @cache
@@ -103,7 +101,7 @@ def test_shape_chooses_the_cpu_form(small_pieces):
 
 def test_taps_on_padding_are_left_out():
     """A 7x7 kernel on a map of one pixel is a product with its middle."""
-    jaxpr = jax.make_jaxpr(on("cpu", lambda x, kernel: convolution(x, kernel, 1)))
+    jaxpr = jax.make_jaxpr(on("cpu", lambda x, kernel: operations.convolution(x, kernel, 1)))
     (dot,) = [
         eqn
         for eqn in jax_compat.equations(jaxpr(jnp.ones((2, 1, 1, 8)), jnp.ones((7, 7, 8, 4))))
@@ -115,7 +113,7 @@ def test_taps_on_padding_are_left_out():
 @pytest.mark.parametrize("size", [1, 3])
 def test_image_without_a_batch_is_refused_as_before(size):
     with pytest.raises(TypeError, match="ndim to be equal, got 3 and 4"):
-        convolution(jnp.ones((8, 8, 3)), jnp.ones((size, size, 3, 4)), 1)
+        operations.convolution(jnp.ones((8, 8, 3)), jnp.ones((size, size, 3, 4)), 1)
 
 
 def test_batch_is_divided_into_equal_pieces_for_the_cache():
@@ -134,7 +132,7 @@ def test_further_derivatives_of_the_cpu_form(small_pieces):
     x, kernel, _ = arrays(PIECES[0], "float32")
 
     def f(x, kernel):
-        return jnp.sin(convolution(x, kernel, 1)).sum()
+        return jnp.sin(operations.convolution(x, kernel, 1)).sum()
 
     def results(x, kernel):
         gradient = jax.grad(f, 1)
@@ -153,10 +151,12 @@ def test_further_derivatives_of_the_cpu_form(small_pieces):
 
 
 @pytest.mark.parametrize(("dtype", "use_onednn"), [("float32", False), ("float16", False), (jnp.bfloat16, True)])
-@pytest.mark.parametrize("padding", names.PADDINGS)
+@pytest.mark.parametrize("padding", models.OPTIONS["padding"])
 def test_cpu_pool_has_the_same_maxima_and_ties(dtype, use_onednn, padding):
     rng = np.random.default_rng(0)
-    pools = [on(platform, lambda x: max_pool(x, padding, use_onednn=use_onednn)) for platform in ("cpu", None)]
+    pools = [
+        on(platform, lambda x: operations.max_pool(x, padding, use_onednn=use_onednn)) for platform in ("cpu", None)
+    ]
     given = []
     for size in ((1, 1), (2, 3), (5, 8), (7, 7)):
         x = rng.integers(-2, 3, (2, *size, 3)).astype(dtype)  # many are equal
@@ -169,7 +169,7 @@ def test_cpu_pool_has_the_same_maxima_and_ties(dtype, use_onednn, padding):
         return jax.tree.map(lambda x: x.astype(jnp.float32), found)
 
     jax.tree.map(np.testing.assert_array_equal, *jax.jit(lambda: [results(pool) for pool in pools])())
-    jaxpr = jax.make_jaxpr(on("cpu", jax.grad(lambda x: max_pool(x, padding).sum())))(x)
+    jaxpr = jax.make_jaxpr(on("cpu", jax.grad(lambda x: operations.max_pool(x, padding).sum())))(x)
     assert not [e for e in jax_compat.equations(jaxpr) if "scatter" in e.primitive.name or "window" in e.primitive.name]
 
 
@@ -194,9 +194,11 @@ def test_padding_of_tensorflow(extent, size, stride, expected):
 
 def test_cpu_relu_equals_relu():
     x = np.float32([-np.inf, -1.0, -0.0, 0.0, 1e-45, 2.0, np.inf, np.nan])
-    ours, theirs = (jax.jit(on(platform, jax.vmap(jax.value_and_grad(relu))))(x) for platform in ("cpu", None))
+    ours, theirs = (
+        jax.jit(on(platform, jax.vmap(jax.value_and_grad(operations.relu))))(x) for platform in ("cpu", None)
+    )
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-    assert jax.eval_shape(relu, x.astype(np.float16)).dtype == jnp.float16
+    assert jax.eval_shape(operations.relu, x.astype(np.float16)).dtype == jnp.float16
 
 
 def test_bfloat16_relu_with_onednn_selects_in_float32_and_has_the_same_bits():
@@ -204,7 +206,7 @@ def test_bfloat16_relu_with_onednn_selects_in_float32_and_has_the_same_bits():
     x, g = jnp.asarray(values), jnp.asarray(np.random.default_rng(0).permutation(values))
 
     def results(use_onednn):
-        y, vjp = jax.vjp(on("cpu", lambda x: relu(x, use_onednn=use_onednn)), x)
+        y, vjp = jax.vjp(on("cpu", lambda x: operations.relu(x, use_onednn=use_onednn)), x)
         return y, *vjp(g)
 
     jaxpr = jax.make_jaxpr(results, static_argnums=0)(True)
@@ -217,7 +219,7 @@ def test_bfloat16_relu_with_onednn_selects_in_float32_and_has_the_same_bits():
 
 def test_one_program_has_both_forms():
     x, kernel, _ = arrays(PRODUCTS[0], "float32")
-    program = jax.jit(lambda x, kernel: convolution(x, kernel, 1)).trace(x, kernel)
+    program = jax.jit(lambda x, kernel: operations.convolution(x, kernel, 1)).trace(x, kernel)
     for platform, ours in (("cpu", "stablehlo.dot_general"), ("cuda", "stablehlo.convolution")):
         text = program.lower(lowering_platforms=(platform,)).as_text()
         assert [op for op in ("stablehlo.dot_general", "stablehlo.convolution") if op in text] == [ours]

@@ -33,11 +33,6 @@ def test_parameter_counts(size, count):
     assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == count
 
 
-def test_v1_has_the_parameters_of_v1_5():
-    """A stride moves, which costs none."""
-    assert shapes_of(small("resnet50", "1")) == shapes_of(small("resnet50", "1.5"))
-
-
 TENSORFLOW = {"padding": "tensorflow", "pool_padding": "tensorflow", "projection": "stage"}
 FORWARD = [
     # (name, version, image shape, options); one is not square, one is of odd size.
@@ -47,7 +42,6 @@ FORWARD = [
     ("cifar_resnet20", "1", (2, 16, 12, 3)),
     ("cifar_resnet20", "2", (2, 16, 16, 3)),
     ("resnet50", "1.5", (2, 64, 72, 3), TENSORFLOW),
-    ("resnet50", "2", (2, 64, 48, 3), {"pool_padding": "tensorflow"}),
     ("resnet18", "1", (2, 70, 64, 3), TENSORFLOW),
     ("cifar_resnet20", "2", (2, 16, 16, 3), TENSORFLOW),
 ]
@@ -106,11 +100,11 @@ def _check_train_mode(forward, model, x):
 @pytest.mark.parametrize(
     ("name", "version", "options", "fused"),
     [
-        ("resnet18", "1", TENSORFLOW, False),
         ("resnet18", "1", TENSORFLOW, True),
         ("cifar_resnet20", "2", {}, False),
-        ("cifar_resnet20", "2", {}, True),
         ("resnet50", "1.5", {}, True),
+        pytest.param("resnet18", "1", TENSORFLOW, False, marks=pytest.mark.slow),
+        pytest.param("cifar_resnet20", "2", {}, True, marks=pytest.mark.slow),
         pytest.param("resnet50", "2", {}, True, marks=pytest.mark.slow),
         pytest.param("cifar_resnet20", "1", {}, False, marks=pytest.mark.slow),
     ],
@@ -137,7 +131,7 @@ def test_synchronized_statistics_make_devices_equal_to_one_batch():
 @functools.cache
 def _initial(version):
     """A fresh network: (model, images, variables)."""
-    model, x = small("cifar_resnet8", version, stage_sizes=(2, 2), filters=16), images((4, 16, 16, 3))
+    model, x = small("cifar_resnet8", version, stage_sizes=(1, 2), filters=16), images((4, 16, 16, 3))
     return model, x, jax.jit(model.init)(_key(), x)
 
 
@@ -147,14 +141,12 @@ def test_blocks_start_as_the_identity_with_zero_init_last_alone(version, last):
     # Records what every module of the network returns.
     _, state = jax.jit(lambda v, x: model.apply(v, x, capture_intermediates=True))(variables, x)
     blocks = {name: layers for name, layers in state["intermediates"].items() if last in layers}
-    assert sorted(blocks) == [f"block_layer{i}_{j}" for i in (1, 2) for j in (1, 2)]
+    assert sorted(blocks) == ["block_layer1_1", "block_layer2_1", "block_layer2_2"]
     for name, layers in blocks.items():
         np.testing.assert_array_equal(layers[last]["__call__"][0], 0, err_msg=name)
-    for stage in (1, 2):
-        first, second = (blocks[f"block_layer{stage}_{index}"]["__call__"][0] for index in (1, 2))
-        assert np.std(first) > 0.1
-        # The second block of a stage has no projection.
-        np.testing.assert_array_equal(second, first)
+    first, second = (blocks[f"block_layer2_{index}"]["__call__"][0] for index in (1, 2))
+    assert np.std(first) > 0.1
+    np.testing.assert_array_equal(second, first)  # the second block of a stage has no projection
     model = small("cifar_resnet8", version, stage_sizes=(1,), zero_init_last=False)
     params = jax.jit(lambda: model.init(_key(), x)["params"]["block_layer1_1"][last])()
     assert np.std(params["kernel"]) > 0.1 if version == "2" else (params["scale"] == 1).all()
@@ -176,7 +168,7 @@ def test_residual_branches_have_initial_gradients(version):
 
     grads = jax.jit(jax.grad(loss))(variables["params"])
     blocks = [name for name in grads if name.startswith("block_layer")]
-    assert len(blocks) == 4
+    assert len(blocks) == 3
     for block in blocks:
         branch = [grads[block][name] for name in ("conv1", "norm2", "conv2")]
         assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(branch)) > 0, block

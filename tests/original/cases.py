@@ -64,13 +64,3 @@ CIFAR = [
     Case("cifar_v2", "cifar10", 32, 32, version=2, **_CIFAR),
 ]
 ALL = {case.name: case for case in IMAGENET + CIFAR}
-
-_IMAGENET = {"base": 0.128, "reference": 256, "warmup_epochs": 5, "boundaries": (30, 60, 80, 90)}
-_IMAGENET["factors"] = (0.1, 0.01, 0.001, 1e-4)
-_SMALL = {"base": 0.1, "reference": 128, "warmup_epochs": 0, "boundaries": (91, 136, 182)}
-_SMALL["factors"] = (0.1, 0.01, 0.001)
-# (recipe, batch, images, arguments of `tests.original.r1.rate`)
-R1_SCHEDULES = [
-    *(("estimator", batch, 1281167, _IMAGENET) for batch in (256, 2048, 8192)),
-    *(("cifar10", batch, 50000, _SMALL) for batch in (128, 100)),
-]

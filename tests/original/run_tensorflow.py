@@ -143,36 +143,8 @@ def run_loop(case, folder):
     np.savez(folder / "found.npz", **written)
 
 
-def rates(folder):
-    """Learning rates of the whole recipes around every change of theirs, at several batches: {name: (steps, rates)}."""
-    _, common = original_loop()
-    common.BASE_LEARNING_RATE = 0.1
-    written = {}
-    for batch in (256, 2048, 8192):
-        epoch = 1281167 // batch
-        options = {"boundaries": [30, 60, 80], "multipliers": [1.0, 0.1, 0.01, 0.001]}
-        schedule = common.PiecewiseConstantDecayWithWarmup(batch, 1281167, 5, **options)
-        written[f"official/{batch}"] = around([5 * epoch, 30 * epoch, 60 * epoch, 80 * epoch], schedule, tf.float32)
-    for recipe, batch, images, options in cases.R1_SCHEDULES:
-        epochs = (options["warmup_epochs"], *options["boundaries"])
-        steps = [int(images / batch * epoch) for epoch in epochs]
-        written[f"{recipe}/{batch}"] = around(
-            steps, lambda step, b=batch, n=images, o=options: r1.rate(step, batch_size=b, images=n, **o)
-        )
-    np.savez(folder / "rates.npz", **written)
-
-
-def around(changes, schedule, dtype=tf.int64):
-    steps = sorted({max(0, change + i) for change in (0, *changes) for i in range(-3, 4)})
-    compiled = tf.function(schedule, input_signature=[tf.TensorSpec((), dtype)])
-    return np.float64([(step, compiled(tf.constant(step, dtype))) for step in steps])
-
-
 def main(folder, names):
     for name in names:
-        if name == "rates":
-            rates(folder)
-            continue
         place = folder / name
         place.mkdir(parents=True)
         (run_loop if cases.ALL[name].is_loop else run_r1)(cases.ALL[name], place)

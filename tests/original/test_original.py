@@ -18,11 +18,9 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import checkpoints, main
-from mixedres.export import __main__ as export_command
-from mixedres.models.normalize import normalization
-from mixedres.train import start
-from tests import ROOT
+from mixedres import checkpoints, main, train
+from mixedres.models import normalization
+from tests import ROOT, run_command
 from tests.config.test_config import resolve
 from tests.original import cases
 from tests.train.run_cases import build
@@ -30,7 +28,7 @@ from tests.train.run_cases import build
 MISSING = [name for name in ("tensorflow", "tf_keras", "official") if importlib.util.find_spec(name) is None]
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=f"without {MISSING}")]
 # Runs of one process share the seconds that TensorFlow takes to start.
-GROUPS = [["loop64"], ["r1_64", "r1_v2", "r1_18"], ["cifar_v1", "cifar_v2", "rates"]]
+GROUPS = [["loop64"], ["r1_64", "r1_v2", "r1_18"], ["cifar_v1", "cifar_v2"]]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +51,7 @@ def results(shared, name):
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=_environment())
             assert done.returncode == 0, done.stderr[-3000:]
             partial.rename(folder)
-    return folder if name == "rates" else folder / name
+    return folder / name
 
 
 def _environment():
@@ -82,8 +80,8 @@ def experiment_of(case, checkpoint):
     else:
         config.model.name, config.model.version = f"resnet{case.size}", "1.5" if case.version == 1 else "2"
     experiment = build(config)
-    initial = start.load_weights(str(checkpoint), experiment.variable_shapes(), experiment.model)
-    return experiment, start.new_state(experiment, initial), initial
+    initial = train.start.load_weights(str(checkpoint), experiment.variable_shapes(), experiment.model)
+    return experiment, train.start.new_state(experiment, initial), initial
 
 
 def apart(ours, theirs):
@@ -115,7 +113,7 @@ def test_logits_in_evaluation(name, found):
     """From the checkpoint and from the SavedModel."""
     case, folder = cases.ALL[name], found(name)
     experiment, state, initial = experiment_of(case, newest(folder))
-    saved = start.load_weights(str(folder / "saved_model"), experiment.variable_shapes(), experiment.model)
+    saved = train.start.load_weights(str(folder / "saved_model"), experiment.variable_shapes(), experiment.model)
     jax.tree.map(np.testing.assert_array_equal, saved.variables, initial.variables)
     apply = jax.jit(lambda variables, images: experiment.model.apply(variables, images, train=False))
     logits = quickly(apply, state.variables, case.images)(state.variables, case.images)
@@ -197,21 +195,6 @@ def _l2(experiment, variables):
     return options.weight_decay / 2 * sum(float(np.sum(value * value)) for value in decayed)
 
 
-@pytest.mark.parametrize("recipe", ["official", "estimator", "cifar10"])
-def test_learning_rates_equal_the_original(recipe, found):
-    """Around every change of the whole schedules, at several batches."""
-    theirs = np.load(found("rates") / "rates.npz")
-    keys = [key for key in theirs.files if key.startswith(f"{recipe}/")]
-    assert len(keys) >= 2
-    for key in keys:
-        config = resolve("cifar10" if recipe == "cifar10" else f"imagenet,recipe={recipe}", "fp32")
-        config.data.name, config.data.image_size = "synthetic", 32
-        config.batch_size, config.num_devices = int(key.split("/")[1]), 1
-        learning_rate = build(config).learning_rate
-        steps, rates = theirs[key].T
-        np.testing.assert_allclose([learning_rate(int(step)) for step in steps], rates, rtol=1e-6, atol=1e-12)
-
-
 def test_fine_tuning_step_equals_the_original(found, tmp_path, capsys):
     """From a checkpoint of r1; where the config has other shortcuts, its line says what to set."""
     checkpoint, run = found("cifar_v1") / "checkpoint" / "model.ckpt-7", tmp_path / "run"
@@ -225,7 +208,7 @@ def test_fine_tuning_step_equals_the_original(found, tmp_path, capsys):
 
 def test_converted_checkpoint_records_the_padding(found, tmp_path, capsys):
     there = tmp_path / "out.safetensors"
-    assert export_command.main(["export", f"--from={found('r1_18') / 'saved_model'}", f"--to={there}"]) == 0
+    assert run_command("export", f"--from={found('r1_18') / 'saved_model'}", f"--to={there}") == 0
     assert "these weights need pool_padding=tensorflow, projection=stage" in capsys.readouterr().out
     file = checkpoints.read_weights(there)
     assert file.options == {"pool_padding": "tensorflow", "projection": "stage"} and file.input["resize"] == "official"

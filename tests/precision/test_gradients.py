@@ -14,7 +14,6 @@ from mixedres.precision import (
     DynamicLossScale,
     LossScaledState,
     NoOpLossScale,
-    ScaledGradients,
     StaticLossScale,
     find_state,
     loss_scaled,
@@ -206,22 +205,6 @@ def test_nnx_optimizer_takes_the_steps_of_float32():
     assert state.grads_finite and state.loss_scale.counter == 3
     with pytest.raises(TypeError, match="got State; compute them with"):
         trained(loss_scaled(optax.sgd(0.1), SCALE), lambda loss, _, model: nnx.value_and_grad(loss)(model))
-
-
-def test_equinox_filters_the_leaves():
-    eqx = pytest.importorskip("equinox")
-    model = eqx.nn.MLP(8, 2, 4, 1, key=jax.random.key(0))
-    assert any(callable(leaf) for leaf in jax.tree.leaves(model))
-
-    def loss(model):
-        return jnp.square(jax.vmap(model)(X) - 1).mean()
-
-    tx = optimizer()
-    value, grads = value_and_grad(loss, transform=eqx.filter_value_and_grad)(SCALE, model)
-    updates, _ = tx.update(grads, tx.init(eqx.filter(model, eqx.is_array)))
-    expected, expected_grads = eqx.filter_value_and_grad(loss)(model)
-    assert value == expected and isinstance(grads, ScaledGradients)
-    close(updates, jax.tree.map(jnp.negative, expected_grads))
 
 
 def sam(loss_scale):

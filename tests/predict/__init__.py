@@ -2,11 +2,11 @@
 
 import argparse
 
-from mixedres.predict import arguments, classifier
+from mixedres import predict
 
 
 def chosen(source, *options):
     """The classifier that a command makes of --from and other options."""
     parser = argparse.ArgumentParser()
-    arguments.add_arguments(parser)
-    return classifier.read_classifier(parser.parse_args([f"--from={source}", *options]))
+    predict.add_arguments(parser)
+    return predict.read_classifier(parser.parse_args([f"--from={source}", *options]))

@@ -8,10 +8,10 @@ import jmp
 import numpy as np
 from tensorboardX.proto import event_pb2
 
-from mixedres import models, train
-from mixedres.checkpoints import Checkpoints, workdir
-from mixedres.config import values as base
-from mixedres.train import start
+from mixedres import checkpoints, models, train
+from mixedres import config as base
+from mixedres.checkpoints import Checkpoints
+from mixedres.train.metrics.log import RunLog
 from tests.data import made
 
 
@@ -36,9 +36,13 @@ def compare_presets(config, directory, presets):
 
 
 def tiny(preset="fp32", **overrides):
-    """A cifar_resnet8 on one synthetic batch of 16 small images: 6 steps with an evaluation after every second."""
+    """A cifar_resnet8 on one synthetic batch of 16 small images: 6 steps with an evaluation after every second.
+
+    The rate is constant, so that runs of any length share their compiled programs.
+    """
     config = base.defaults()
     config.steps = 6
+    config.schedule.name = "constant"
     config.batch_size = 16
     config.num_devices = 2
     config.eval_every = "2 steps"
@@ -97,26 +101,26 @@ def _image_run(place):
     return place
 
 
-def after(patch, owner, name, action, step=None):
-    """Calls `action` after every call of a method of a log, or after the one of this step."""
-    original = getattr(owner, name)
+def after(patch, name, action, step=None):
+    """Calls `action` after every call of a method of the log of a run, or after the one of this step."""
+    original = getattr(RunLog, name)
 
     def then(self, done, *rest):
         original(self, done, *rest)
         if step in (None, done):
             action()
 
-    patch.setattr(owner, name, then)
+    patch.setattr(RunLog, name, then)
 
 
 def final_state(directory, config):
     """The state in the newest checkpoint of a run."""
-    return start.restore_newest(build(config), Checkpoints(directory / workdir.CHECKPOINTS)).state
+    return train.start.restore_newest(build(config), Checkpoints(directory / checkpoints.workdir.CHECKPOINTS)).state
 
 
 def lines(directory, *kinds):
     """The lines of metrics.jsonl, of these kinds or of all."""
-    found = [json.loads(line) for line in (directory / workdir.METRICS).read_text().splitlines()]
+    found = [json.loads(line) for line in (directory / checkpoints.workdir.METRICS).read_text().splitlines()]
     return [line for line in found if not kinds or line["kind"] in kinds]
 
 

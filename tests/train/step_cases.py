@@ -1,7 +1,7 @@
 """What the tests of the step share: a small network, its batches, and comparisons by bits."""
 
 import dataclasses
-from functools import cache, partial
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +9,12 @@ import numpy as np
 
 from mixedres import models, precision
 from mixedres._internal.mesh import AXIS, make_mesh
-from mixedres.models import normalize
 from mixedres.train import optimizers, step
 from mixedres.train.gradients import StepOptions
+from tests.models import networks
 
 SIZE, CLASSES = 8, 10
-NORMALIZE = normalize.by_channel((127.0,), (60.0,))
+NORMALIZE = models.normalization((127.0,), (60.0,))
 
 
 @cache
@@ -37,9 +37,7 @@ def network(preset: str, sync: bool = False, fused: bool = False, stages: tuple[
     ).clone(stage_sizes=stages)
     if (preset, sync, fused) != ("fp32", False, False):  # none of which changes the variables
         return model, network("fp32", False, False, stages)[1]
-    init = jax.jit(partial(model.init, train=False))
-    variables = init(jax.random.key(0), jnp.zeros((1, SIZE, SIZE, 1)))
-    return model, jax.tree.map(np.asarray, variables)
+    return model, networks.random_variables(model, image_shape=(1, SIZE, SIZE, 1))
 
 
 def optimizer(**options):

@@ -26,7 +26,8 @@ def test_steps_have_the_shapes_of_official_pixels_and_the_background(place):
         next(batches(experiment.batch_size, **options))
         for batches, options in ((experiment.source.train_batches, {"seed": 0}), (experiment.source.eval_batches, {}))
     )
-    for shapes, found in ((experiment.batch_shapes(), batch), (experiment.eval_batch_shapes(), evaluated)):
+    expected = experiment.batch_shapes(), experiment.eval_batch_shapes()
+    for shapes, found in zip(expected, (batch, evaluated), strict=True):
         assert {key: (x.shape, x.dtype) for key, x in shapes.items()} == {
             k: (x.shape, x.dtype) for k, x in found.items()
         }

@@ -14,8 +14,7 @@ from mixedres._internal import coordination
 from mixedres._internal.cli import compilation
 from mixedres._internal.cli.compilation import CompilationCounter
 from mixedres._internal.errors import ConfigError
-from mixedres.predict import __main__ as predict
-from tests import ROOT
+from tests import ROOT, run_command
 
 TINY = (
     f"--config={ROOT}/configs/digits.py:fp16",
@@ -60,7 +59,7 @@ def test_second_start_compiles_nothing_and_keeps_every_bit(tmp_path):
         command = ["mixedres", *TINY, f"--workdir={tmp_path / name}"]
         with CompilationCounter() as programs:
             assert main.main(command) == 0 and main.main([*command, "--mode=eval"]) == 0
-            assert predict.main(["predict", f"--from={tmp_path / name}", str(tmp_path / "image.png")]) == 0
+            assert run_command("predict", f"--from={tmp_path / name}", str(tmp_path / "image.png")) == 0
         summary = json.loads((tmp_path / name / "summary.json").read_text())
         found[name] = entries(tmp_path / compilation.NAME), programs.from_cache, summary
     (written, _, first), (same, cached, second) = found.values()

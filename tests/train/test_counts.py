@@ -2,14 +2,11 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
 
-from mixedres import numerics
+from mixedres import numerics, train
 from mixedres._internal.tree import named_leaves
-from mixedres.numerics.counting import taps
-from mixedres.train import start
-from mixedres.train.debug import monitor
-from mixedres.train.losses import cross_entropy
 from tests.train import run_cases
 from tests.train.run_cases import build
 
@@ -19,11 +16,11 @@ pytestmark = pytest.mark.usefixtures("small_network")
 def experiment_and_batch(**overrides):
     experiment = build(run_cases.tiny("fp16", **overrides))
     batch = next(iter(experiment.source.train_batches(16, seed=0, first_step=0)))
-    return experiment, start.new_state(experiment), batch
+    return experiment, train.start.new_state(experiment), batch
 
 
 def rows_of(experiment, state, batch):
-    step = monitor.in_wide_range(experiment).numerics_step()
+    step = train.monitor.in_wide_range(experiment).numerics_step()
     counted = jax.device_get(step(state.variables, experiment.shard_batch(batch)))
     return counted.rows(named_leaves(experiment.variable_shapes()["params"]))
 
@@ -33,13 +30,13 @@ def rows_of(experiment, state, batch):
 def test_devices_and_microbatches_are_counted_separately(overrides):
     experiment, state, batch = experiment_and_batch(**overrides)
     rows = rows_of(experiment, state, batch)
-    model = monitor.in_wide_range(experiment).model
+    model = train.monitor.in_wide_range(experiment).model
     variables = jax.device_get(state.variables)
 
     def loss(params, images, labels):
         everything = {"params": params, "batch_stats": variables["batch_stats"]}
         logits, _ = model.apply(everything, experiment.normalize_fn(images), train=True, mutable=["batch_stats"])
-        return cross_entropy(logits, labels).mean()
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
     halves = [{name: array[rows] for name, array in batch.items()} for rows in (slice(8), slice(8, 16))]
     first, second = (numerics.examine(loss, variables["params"], half["image"], half["label"]) for half in halves)
@@ -74,10 +71,10 @@ def test_frozen_network_has_only_head_gradients():
 
 def test_synchronized_statistics_and_the_rewrite():
     experiment, state, _ = experiment_and_batch(batch_norm__sync=True)
-    step = monitor.in_wide_range(experiment).numerics_step()
+    step = train.monitor.in_wide_range(experiment).numerics_step()
     assert len(jax.eval_shape(step, state.variables, experiment.batch_shapes()).taps.names) == 3
     rewritten = build(run_cases.tiny("fp16_rewrite"))
-    in_float32 = monitor.in_wide_range(rewritten)
-    assert in_float32.model.policy == monitor.in_wide_range(experiment).model.policy
+    in_float32 = train.monitor.in_wide_range(rewritten)
+    assert in_float32.model.policy == train.monitor.in_wide_range(experiment).model.policy
     counts = jax.eval_shape(in_float32.numerics_step(), state.variables, rewritten.batch_shapes())
-    assert isinstance(counts.taps, taps.TapStatistics)
+    assert isinstance(counts.taps, numerics.counting.TapStatistics)

@@ -9,13 +9,11 @@ import pytest
 from mixedres import data, main, precision
 from mixedres._internal.cli import progress
 from mixedres._internal.errors import ConfigError
-from mixedres.export import __main__ as export_command
-from mixedres.train import step
 from tests.amp import graphs
-from tests.train import run_cases
+from tests.train import run_cases, step_cases
 from tests.train.run_cases import build
 
-pytestmark = pytest.mark.usefixtures("one_block")
+pytestmark = pytest.mark.usefixtures("small_network")
 
 
 def digits(preset, **overrides):
@@ -27,7 +25,7 @@ def digits(preset, **overrides):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, one_block):
+def trained(tmp_path_factory, small_network):
     directory = tmp_path_factory.mktemp("runs") / "digits"
     run_cases.fit(digits("fp16", ema_decay=0.9), directory)
     return directory
@@ -37,7 +35,7 @@ def trained(tmp_path_factory, one_block):
 def test_compared_presets_ignore_keep_float32_of_the_run(preset):
     experiment = build(digits(preset, num_devices=1, precision__keep_float32="^/head$"))
     variables = jax.eval_shape(experiment.init_state).eval_variables
-    arguments = (variables, experiment.eval_batch_shapes(), None, step.zero_sums())
+    arguments = (variables, experiment.eval_batch_shapes(), None, step_cases.step.zero_sums())
     for chosen, dtypes in ((precision.get(preset), {"f16"}), (experiment.precision, {"f16", "f32"})):
         jaxpr = jax.make_jaxpr(experiment.in_precision(chosen).eval_step())(*arguments)
         assert graphs.product_dtypes(jaxpr) == dtypes
@@ -74,16 +72,6 @@ def test_presets_are_compared_image_by_image(trained, capsys, monkeypatch):
     assert evaluated["loss"] == pytest.approx(images.loss.mean(dtype=float), rel=1e-6)
     assert (images.predicted != classes["fp16"]).sum() <= 2 and images.top.shape == images.probability.shape == (360, 5)
     assert all((image == source.eval_images[place]).all() for place, image in images.images.items())
-
-
-def test_weights_need_no_run(trained, tmp_path, capsys):
-    path = tmp_path / "weights.safetensors"
-    assert export_command.main(["export", f"--from={trained}", f"--to={path}", "--layout=mixedres"]) == 0
-    of_run = run_cases.evaluate(digits("fp16", ema_decay=0.9), trained)
-    of_file = run_cases.evaluate(digits("fp16", init_from=path), tmp_path / "none")
-    assert of_file == of_run and not (tmp_path / "none").exists()
-    both = run_cases.compare_presets(digits("fp16", init_from=path), tmp_path / "none", ["fp16"])
-    assert both["fp16"]["top1"] == of_run["top1"]
 
 
 def test_head_with_another_number_of_classes_is_refused(trained, tmp_path):

@@ -3,25 +3,20 @@
 import pathlib
 import shutil
 
-import jax
-import numpy as np
 import pytest
 
-from mixedres import checkpoints, data, models
+from mixedres import checkpoints, data, models, train
 from mixedres._internal.errors import ConfigError
-from mixedres.checkpoints import layouts, workdir
-from mixedres.data.images import preprocessing
-from mixedres.train import optimizers, start
 from tests import arrays
 from tests.checkpoints import saved_files
 from tests.train import run_cases
 from tests.train.run_cases import build, tiny
 
-pytestmark = pytest.mark.usefixtures("one_block")
+pytestmark = pytest.mark.usefixtures("small_network")
 
 
 @pytest.fixture(scope="module")
-def backbone(tmp_path_factory, one_block):
+def backbone(tmp_path_factory, small_network):
     """The workdir of a short run."""
     directory = tmp_path_factory.mktemp("runs") / "backbone"
     run_cases.fit(tiny("fp32", seed=3, eval_every=0), directory)
@@ -33,18 +28,13 @@ def tensors(directory):
     return checkpoints.read_weights(directory).tensors
 
 
-@pytest.mark.parametrize("through", ["workdir", "torchvision"])
-def test_run_starts_from_the_given_weights(through, backbone, tmp_path, capsys):
-    source = backbone if through == "workdir" else tmp_path / "weights.safetensors"
+def test_run_starts_from_the_given_weights(backbone, capsys):
     experiment = build(tiny("fp16", seed=5, ema_decay=0.9))
-    if through != "workdir":
-        trained, _ = layouts.from_tensors(tensors(backbone), experiment.variable_shapes(), "mixedres")
-        checkpoints.write_weights(source, layouts.to_tensors(trained, through))
-    state = start.new_state(experiment, start.load_weights(str(source), experiment.variable_shapes(), experiment.model))
+    shapes = experiment.variable_shapes()
+    state = train.start.new_state(experiment, train.start.load_weights(str(backbone), shapes, experiment.model))
     for found in (state.variables, state.ema):
-        assert arrays.bits(layouts.to_tensors(found, "mixedres")) == arrays.bits(tensors(backbone))
-    name = "cifar_resnet8" if through == "workdir" else "a ResNet of basic blocks 1"
-    assert f"weights: {source} ({name} of 10 classes" in capsys.readouterr().out
+        assert arrays.bits(checkpoints.to_tensors(found, "mixedres")) == arrays.bits(tensors(backbone))
+    assert f"weights: {backbone} (cifar_resnet8 of 10 classes" in capsys.readouterr().out
 
 
 def test_frozen_backbone_keeps_every_bit(backbone, tmp_path):
@@ -63,10 +53,10 @@ def test_head_of_another_size_is_new_and_noted(backbone, tmp_path, capsys):
     assert "the head is new: 4 classes instead of 10" in capsys.readouterr().out
     assert tensors(directory)["params/head/bias"].shape == (4,)
     for killed in (False, True):
-        (directory / workdir.SUMMARY).unlink()
+        (directory / checkpoints.workdir.SUMMARY).unlink()
         if killed:
-            shutil.rmtree(directory / workdir.CHECKPOINTS)
-            (directory / workdir.CHECKPOINTS / saved_files.PARTIAL[0].format(2)).mkdir(parents=True)
+            shutil.rmtree(directory / checkpoints.workdir.CHECKPOINTS)
+            (directory / checkpoints.workdir.CHECKPOINTS / saved_files.PARTIAL[0].format(2)).mkdir(parents=True)
         assert run_cases.fit(config, directory)["fingerprint"] == first
         assert (f"weights: {backbone}" in capsys.readouterr().out) == killed
 
@@ -80,7 +70,7 @@ def of_bottlenecks(monkeypatch):
         read = checkpoints.WeightsFile(pathlib.Path("there"), {}, *fields, **options)
         monkeypatch.setattr(checkpoints, "read_weights", lambda path: read)
 
-    monkeypatch.setattr(layouts, "from_tensors", lambda *_: ({}, True))
+    monkeypatch.setattr("mixedres.checkpoints.layouts.from_tensors", lambda *_: ({}, True))
     architecture = checkpoints.Architecture(True, tuple(model.stage_sizes), 3, 3)
     monkeypatch.setattr(checkpoints.WeightsFile, "architecture", architecture)
     return model, file
@@ -91,17 +81,17 @@ def test_weights_of_version_1_are_refused_for_1_5(of_bottlenecks):
     model, file = of_bottlenecks
     file("transformers", version="1")
     with pytest.raises(ConfigError, match=r"version 1, which has weights of the same shapes; set config.model.ver"):
-        start.load_weights("there", {}, model)
+        train.start.load_weights("there", {}, model)
 
 
 def test_version_that_names_do_not_tell_is_noted(of_bottlenecks):
     model, file = of_bottlenecks
     for version in ("1", "1.5"):
         file("torchvision")
-        note = start.load_weights("there", {}, model.clone(version=version)).note
+        note = train.start.load_weights("there", {}, model.clone(version=version)).note
         assert note.endswith(f"; taking {version} (--config.model.version of a run, --model_version of predict)")
         file("torchvision", version=version)
-        assert "version" not in start.load_weights("there", {}, model.clone(version=version)).note
+        assert "version" not in train.start.load_weights("there", {}, model.clone(version=version)).note
 
 
 def test_differing_padding_and_input_are_noted(of_bottlenecks):
@@ -112,29 +102,8 @@ def test_differing_padding_and_input_are_noted(of_bottlenecks):
     file("mixedres", version="1.5", options=options, input=spec.to_json())
     wanted = "set config.model.padding=tensorflow and config.model.pool_padding=tensorflow$"
     with pytest.raises(ConfigError, match=wanted):
-        start.load_weights("there", {}, model)
+        train.start.load_weights("there", {}, model)
     fitting = model.clone(padding="tensorflow", pool_padding="tensorflow")
-    assert "means" not in start.load_weights("there", {}, fitting, spec).note
-    torch = preprocessing.get_preprocessing("torch").input_spec(224)
-    assert start.load_weights("there", {}, fitting, torch).note.endswith("set config.data.preprocessing=official")
-
-
-def test_layer_decay_shrinks_with_the_distance_to_the_head():
-    names = ["stem_conv", "stem_norm", "block_layer1_2", "block_layer1_10", "block_layer2_1", "final_norm", "head"]
-    grads = {name: {"kernel": np.ones(3, np.float32)} for name in names}
-    tx = optimizers.with_layer_decay(optimizers.create("sgd", lambda count: 1.0, momentum=0.0), 0.5)
-    updates, _ = tx.update(grads, tx.init(grads), grads)
-    found = {name: float(-updates[name]["kernel"][0]) for name in names}
-    expected = {"head": 1, "final_norm": 1, "block_layer2_1": 1 / 2, "block_layer1_10": 1 / 4, "block_layer1_2": 1 / 8}
-    assert found == expected | {"stem_conv": 1 / 16, "stem_norm": 1 / 16}
-
-
-def test_frozen_leaves_have_no_optimizer_state():
-    params = {"head": {"kernel": np.float32([1, 2])}, "stem": {"kernel": np.float32([-0.0, 3])}}
-    tx = optimizers.train_only(optimizers.create("sgd", lambda count: 1.0, weight_decay=0.1), "^/head/")
-    state = tx.init(params)
-    assert sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim) == 2
-    updates, _ = tx.update(jax.tree.map(np.ones_like, params), state, params)
-    kept = params["stem"]["kernel"] + np.asarray(updates["stem"]["kernel"])
-    assert kept.tobytes() == params["stem"]["kernel"].tobytes()
-    np.testing.assert_allclose(updates["head"]["kernel"], [-1.1, -1.2])
+    assert "means" not in train.start.load_weights("there", {}, fitting, spec).note
+    torch = data.get_preprocessing("torch").input_spec(224)
+    assert train.start.load_weights("there", {}, fitting, torch).note.endswith("set config.data.preprocessing=official")

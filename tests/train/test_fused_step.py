@@ -10,12 +10,10 @@ import pytest
 
 from experiments.lib import runs
 from experiments.on_gpu import numerics, page, parts
-from mixedres import precision, replay
+from mixedres import models, precision, replay, train
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.tree import fingerprint
 from mixedres.config import unflatten
-from mixedres.models import kernel_layout, onednn
-from mixedres.train import Experiment, start
 from mixedres.train.builder import FUSED_IS_FASTER
 from tests import arrays
 from tests.train import run_cases
@@ -29,7 +27,7 @@ def test_network_with_frozen_statistics_is_not_fused():
     """Normalized by the running averages there is nothing to fuse, in training too."""
     jaxprs = []
     for fused in (False, True):
-        train_step, state = cases.make(fused=fused, stages=STAGES, frozen_statistics=True)
+        train_step, state = cases.make(fused=fused, stages=STAGES[:1], frozen_statistics=True)
         jaxprs.append(re.sub(r"0x[0-9a-f]+", "", str(jax.make_jaxpr(train_step)(state, cases.batch(0)))))
     assert jaxprs[0] == jaxprs[1]
 
@@ -59,20 +57,20 @@ def test_overflow_in_any_layer_skips_the_step():
 
 @pytest.fixture
 def ohwi(monkeypatch):
-    monkeypatch.setattr(Experiment, "has_ohwi_kernels", lambda experiment: experiment.is_fused)
+    monkeypatch.setattr(train.Experiment, "has_ohwi_kernels", lambda experiment: experiment.is_fused)
 
 
 def lies_as_ohwi(x):
-    return x.format.layout.major_to_minor == kernel_layout.OHWI.major_to_minor
+    return x.format.layout.major_to_minor == models.kernel_layout.OHWI.major_to_minor
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_block")
 def test_ohwi_kernels_change_no_number_of_a_run(tmp_path, ohwi, monkeypatch):
     """Through evaluations, checkpoints, a resume, taps, and an average of the weights; files have no trace of it."""
-    options = {"model__fused": "true", "ema_decay": 0.9, "numerics__every": 2, "schedule__name": "constant"}
+    options = {"model__fused": "true", "ema_decay": 0.9, "numerics__every": 2}
     experiment = build(run_cases.tiny("fp32", **options))
-    state = start.new_state(experiment)
+    state = train.start.new_state(experiment)
     assert lies_as_ohwi(state.params["stem_conv"]["kernel"])
     assert lies_as_ohwi(state.ema["params"]["stem_conv"]["kernel"])
     assert state.params["head"]["kernel"].shape == (4, 10)
@@ -92,10 +90,10 @@ def test_ohwi_kernels_change_no_number_of_a_run(tmp_path, ohwi, monkeypatch):
     run_cases.fit(run_cases.tiny("fp32", **options, steps=8), tmp_path / "ohwi")
 
 
-@pytest.mark.usefixtures("one_block")
+@pytest.mark.usefixtures("small_network")
 def test_finite_check_sees_kernels_in_any_order(ohwi):
     experiment = build(run_cases.tiny("fp16", model__fused="true"))
-    train_step, state = experiment.train_step(), cases.host(start.new_state(experiment))
+    train_step, state = experiment.train_step(), cases.host(train.start.new_state(experiment))
     batch = next(iter(experiment.source.train_batches(16, seed=0, first_step=0)))
     batch |= {"image": batch["image"].astype(np.float32)}
     bad = batch | {"image": batch["image"].copy()}
@@ -140,8 +138,8 @@ def test_auto_fuses_if_faster_and_possible(faster_on, monkeypatch):
 def test_auto_fuses_rewritten_networks_with_onednn_and_default_rules(monkeypatch):
     """Short runs of a graph rewrite on CPUs keep the numbers of plain norms, and rules of one's own apply to norms."""
     monkeypatch.setattr("mixedres.train.builder.FUSED_IS_FASTER", {"cpu": ["float16 rewritten"]})
-    monkeypatch.setattr(onednn, "is_faster", lambda dtype, count: count >= 500)
-    monkeypatch.setattr(onednn, "_instructions", frozenset)
+    monkeypatch.setattr(models.onednn, "is_faster", lambda dtype, count: count >= 500)
+    monkeypatch.setattr(models.onednn, "_instructions", frozenset)
 
     def fused(preset, steps, **options):
         return build(run_cases.tiny(preset, steps=steps, **options)).model.fused
@@ -166,12 +164,13 @@ def test_precisions_of_a_fused_run_are_fused_if_possible():
     assert not experiment.in_precision(half_norms).model.fused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["fp16_rewrite", "bf16_rewrite"])
 def test_fused_norms_of_a_rewritten_network_round_no_more_than_plain_ones(preset):
     """Fused norms read and write float32 there, and only the convolutions round."""
     keys = parts.TINY | numerics.SETTINGS
     base = parts.experiment("fp32", keys)
-    variables = jax.device_get(start.new_state(base).variables)
+    variables = jax.device_get(train.start.new_state(base).variables)
     batch = next(iter(base.source.train_batches(base.batch_size, seed=0, first_step=0)))
     rows = numerics.gradients(base, variables, batch, keys, [preset])
     errors = {row["case"]: row["value"] for row in rows if row["check"] == "gradient against float64"}

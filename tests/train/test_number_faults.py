@@ -62,15 +62,6 @@ def test_run_with_an_impossible_result_fails(skipped, loss, told):
         run._check_outcome(state, {"loss": loss})
 
 
-@pytest.mark.slow
-def test_wrong_label_ends_a_run_before_it_is_trained_on(tmp_path, monkeypatch):
-    batch = data.Synthetic._batch
-    monkeypatch.setattr(data.Synthetic, "_batch", lambda *given: batch(*given) | {"label": np.full(16, -1, np.int32)})
-    with pytest.raises(DataError, match="data set synthetic: the label -1 of image 0"):
-        run_cases.fit(tiny(), tmp_path)
-    assert not run_cases.lines(tmp_path, "train")
-
-
 # Places in the state. A number below 2 grows by 2**128 if bit 30 is flipped.
 KERNEL, HEAD = "params['stem_conv']['kernel']", "params['head']['kernel']"
 MEAN = "batch_stats['stem_norm']['mean']"

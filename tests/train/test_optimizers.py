@@ -238,20 +238,22 @@ def test_paths_of_the_mask():
     assert mask == {"conv": {"kernel": True, "kernel_scale": False}, "norm": [{"bias": False}], "kernel": True}
 
 
-def test_registered_schedule_follows_the_warm_up(monkeypatch):
-    monkeypatch.setitem(registry.SCHEDULES, "sqrt", lambda progress: 1 - jnp.sqrt(progress))
-    rate = optimizers.schedule("sqrt", peak=2.0, total_steps=110, warmup_steps=10)
-    assert [float(rate(step)) for step in (5, 10, 35, 110)] == pytest.approx([1.0, 2.0, 1.0, 0.0])
+def test_layer_decay_shrinks_with_the_distance_to_the_head():
+    names = ["stem_conv", "stem_norm", "block_layer1_2", "block_layer1_10", "block_layer2_1", "final_norm", "head"]
+    grads = {name: {"kernel": np.ones(3, np.float32)} for name in names}
+    tx = optimizers.with_layer_decay(optimizers.create("sgd", lambda count: 1.0, momentum=0.0), 0.5)
+    updates, _ = tx.update(grads, tx.init(grads), grads)
+    found = {name: float(-updates[name]["kernel"][0]) for name in names}
+    expected = {"head": 1, "final_norm": 1, "block_layer2_1": 1 / 2, "block_layer1_10": 1 / 4, "block_layer1_2": 1 / 8}
+    assert found == expected | {"stem_conv": 1 / 16, "stem_norm": 1 / 16}
 
 
-def test_registered_optimizer_takes_options_and_decay_of_the_config(monkeypatch):
-    def lion(parts, *, momentum, beta2, own=0):
-        return optax.scale_by_lion(momentum, beta2), parts.decay, parts.descend
-
-    monkeypatch.setitem(registry.OPTIMIZERS, "lion", lion)
-    tx = optimizers.create("lion", lambda count: 0.5, momentum=0.9, beta2=0.99, weight_decay=0.1)
-    params, gradient = {"kernel": np.float32([2.0, -4.0])}, {"kernel": np.float32([0.3, -7.0])}
-    updates, _ = tx.update(gradient, tx.init(params), params)
-    np.testing.assert_allclose(updates["kernel"], -0.5 * (np.float32([1, -1]) + 0.1 * params["kernel"]), rtol=1e-6)
-    with pytest.raises(ValueError, match="nesterov=True is not an option of lion, only of sgd, lars, muon"):
-        optimizers.create("lion", lambda count: 0.5, momentum=0.9, nesterov=True)
+def test_frozen_leaves_have_no_optimizer_state():
+    params = {"head": {"kernel": np.float32([1, 2])}, "stem": {"kernel": np.float32([-0.0, 3])}}
+    tx = optimizers.train_only(optimizers.create("sgd", lambda count: 1.0, weight_decay=0.1), "^/head/")
+    state = tx.init(params)
+    assert sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim) == 2
+    updates, _ = tx.update(jax.tree.map(np.ones_like, params), state, params)
+    kept = params["stem"]["kernel"] + np.asarray(updates["stem"]["kernel"])
+    assert kept.tobytes() == params["stem"]["kernel"].tobytes()
+    np.testing.assert_allclose(updates["head"]["kernel"], [-1.1, -1.2])

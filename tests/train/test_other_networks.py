@@ -12,9 +12,7 @@ import pytest
 
 from mixedres import checkpoints, models, train
 from mixedres._internal.errors import ConfigError
-from mixedres.export import __main__ as export
-from mixedres.predict import __main__ as predict
-from tests import arrays
+from tests import arrays, run_command
 from tests.train import run_cases
 
 
@@ -48,7 +46,6 @@ def registered():
 def on_images(place, preset="fp16", **overrides):
     config = run_cases.on_images(place, preset)
     config.model.name, config.model.version = "convnext", None
-    config.schedule.name = "constant"
     for key, value in overrides.items():
         config[key] = value
     return config
@@ -84,7 +81,7 @@ def test_continued_run_ends_with_the_same_bits(place, trained, tmp_path):
 
 def test_prediction_has_the_probabilities_of_the_run(place, trained, evaluated, capsys):
     command = ["predict", f"--from={trained[0]}", str(place / "images" / "val"), "--json", "--topk=3"]
-    assert predict.main(command) == 0
+    assert run_command(*command) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 21
     for line, row in zip(lines, evaluated[1], strict=False):
@@ -94,7 +91,7 @@ def test_prediction_has_the_probabilities_of_the_run(place, trained, evaluated, 
 
 def test_export_has_the_probabilities_of_the_run(trained, evaluated, tmp_path):
     images, expected = evaluated
-    assert export.main(["export", f"--from={trained[0]}", f"--to={tmp_path / 'out'}"]) == 0
+    assert run_command("export", f"--from={trained[0]}", f"--to={tmp_path / 'out'}") == 0
     program = jax.export.deserialize(bytearray((tmp_path / "out" / "model.jax").read_bytes()))
     found = program.call(images)
     np.testing.assert_allclose(found["probabilities"], expected, rtol=2e-3)
@@ -104,9 +101,9 @@ def test_export_has_the_probabilities_of_the_run(trained, evaluated, tmp_path):
 def test_weights_travel_in_our_layout_alone(place, trained, tmp_path, capsys):
     directory, _ = trained
     file = tmp_path / "weights.safetensors"
-    assert export.main(["export", f"--from={directory}", f"--to={file}"]) == 2
+    assert run_command("export", f"--from={directory}", f"--to={file}") == 2
     assert "torchvision has ResNets only, and this network is none; write --layout=mixedres" in capsys.readouterr().err
-    assert export.main(["export", f"--from={directory}", f"--to={file}", "--layout=mixedres"]) == 0
+    assert run_command("export", f"--from={directory}", f"--to={file}", "--layout=mixedres") == 0
     bits = [arrays.bits(checkpoints.read_weights(path).variables()) for path in (directory, file)]
     assert bits[0] == bits[1]
     experiment = run_cases.build(on_images(place))
@@ -116,7 +113,7 @@ def test_weights_travel_in_our_layout_alone(place, trained, tmp_path, capsys):
 
 def test_run_of_a_network_that_is_not_registered_is_one_line(place, trained, monkeypatch, capsys):
     monkeypatch.delitem(models.NETWORKS, "convnext")
-    assert predict.main(["predict", f"--from={trained[0]}", str(place / "images" / "val")]) == 2
+    assert run_command("predict", f"--from={trained[0]}", str(place / "images" / "val")) == 2
     error = capsys.readouterr().err
     assert "has model.name=convnext, which " in error and "; if you trust that file, add --import=" in error
     assert error.count("\n") == 1

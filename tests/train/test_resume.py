@@ -8,11 +8,10 @@ import sys
 import jax
 import pytest
 
-from mixedres import checkpoints
+from mixedres import checkpoints, train
 from mixedres._internal.errors import Stopped, TrainingError
-from mixedres.checkpoints import Checkpoints, workdir
-from mixedres.train import evaluation, loop, start
-from mixedres.train.metrics.log import RunLog
+from mixedres.checkpoints import Checkpoints
+from mixedres.train import evaluation, loop
 from tests import arrays
 from tests.checkpoints import saved_files
 from tests.train import run_cases
@@ -22,8 +21,7 @@ pytestmark = pytest.mark.usefixtures("small_network")
 
 
 def config(preset="fp16", **overrides):
-    """A constant rate, so that a run of any length is of the same compiled steps."""
-    lengths = {"steps": 9, "eval_every": "4 steps", "checkpoint_every": 0, "log_every": 2, "schedule__name": "constant"}
+    lengths = {"steps": 9, "eval_every": "4 steps", "checkpoint_every": 0, "log_every": 2}
     return run_cases.tiny(preset, **lengths | overrides)
 
 
@@ -42,7 +40,7 @@ def crash():
 
 def stop_at(patch, step, number=signal.SIGTERM):
     """A signal once the metrics of `step` have arrived; two more steps are under way by then."""
-    after(patch, RunLog, "train", lambda: send(number), step)
+    after(patch, "train", lambda: send(number), step)
 
 
 def stop_in_evaluation(patch, step, number=signal.SIGTERM):
@@ -81,21 +79,21 @@ def test_run_stopped_twice_ends_with_the_same_bits(whole, tmp_path, monkeypatch,
             run_cases.fit(config(), tmp_path)
         assert caught.value.status == 128 + number
         assert f"after step {step + 2}; the checkpoint of step {step + 2} is saved" in str(caught.value)
-        assert not (tmp_path / workdir.SUMMARY).exists()
+        assert not (tmp_path / checkpoints.workdir.SUMMARY).exists()
     assert "SIGTERM: finishing this step and saving" in capfd.readouterr().err
     summary = run_cases.fit(config(), tmp_path)
     assert summary["train"]["first_step"] == 7
     check_equal(tmp_path, summary, whole)
 
 
-@pytest.mark.parametrize("step", [4, 9])
-def test_interrupted_evaluation_is_repeated(whole, step, tmp_path, monkeypatch):
+def test_interrupted_evaluation_is_repeated(whole, tmp_path, monkeypatch):
+    step = 4
     with monkeypatch.context() as patch, pytest.raises(Stopped, match=f"the checkpoint of step {step} is saved"):
         stop_in_evaluation(patch, step, signal.SIGUSR2)
         run_cases.fit(config(), tmp_path)
     assert metrics(tmp_path) == [line for line in metrics(whole[0]) if line["step"] <= step][:-1]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        after(patch, RunLog, "eval", crash)
+        after(patch, "eval", crash)
         run_cases.fit(config(), tmp_path)
     check_equal(tmp_path, run_cases.fit(config(), tmp_path), whole)
 
@@ -122,13 +120,14 @@ def test_signal_before_the_first_step_saves_nothing(whole, tmp_path, monkeypatch
 
 
 def test_signal_in_the_last_step_keeps_the_result(whole, tmp_path, monkeypatch):
-    after(monkeypatch, RunLog, "eval", send, step=9)
+    after(monkeypatch, "eval", send, step=9)
     summary = run_cases.fit(config(), tmp_path)
     monkeypatch.undo()
     check_equal(tmp_path, summary, whole)
 
 
 def test_second_signal_ends_the_process_at_once():
+    """In a process of its own, which ends."""
     script = (
         "import os, signal, time\n"
         "from mixedres._internal.cli.signals import StopSignal\n"
@@ -164,15 +163,15 @@ def test_longer_run_continues_the_shorter_one(whole, tmp_path, capsys):
 def test_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, capsys):
     chosen = config("fp16", num_devices=8, ema_decay=0.9)
     experiment = build(chosen)
-    before = start.new_state(experiment)
-    saved = Checkpoints(tmp_path / workdir.CHECKPOINTS)
+    before = train.start.new_state(experiment)
+    saved = Checkpoints(tmp_path / checkpoints.workdir.CHECKPOINTS)
     record = {"devices": 8, "config": experiment.resolved}
     saved.save(1, before, checkpoints.with_host_state(record, checkpoints.HostState()))
     saved.close()
     for devices in (1, 2, 4, 8):
         chosen.num_devices = devices
-        places = Checkpoints(tmp_path / workdir.CHECKPOINTS)
-        restored = start.restore_newest(build(chosen), places, set_aside=True).state
+        places = Checkpoints(tmp_path / checkpoints.workdir.CHECKPOINTS)
+        restored = train.start.restore_newest(build(chosen), places, set_aside=True).state
         assert arrays.bits(before) == arrays.bits(restored)
         assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(restored)} == {devices}
         note = f"note: 8 devices before, {devices} now: batch norm takes its statistics over {16 // devices} images"
@@ -193,7 +192,7 @@ def test_failed_checkpoint_is_a_warning_unless_it_is_the_last(whole, tmp_path, m
         captured = capsys.readouterr()
         assert "the checkpoint of step 4 could not be written (No space left on device)" in captured.out
         assert "Traceback" not in captured.out + captured.err
-        assert "4" not in {path.name for path in (tmp_path / "run" / workdir.CHECKPOINTS).iterdir()}
+        assert "4" not in {path.name for path in (tmp_path / "run" / checkpoints.workdir.CHECKPOINTS).iterdir()}
         check_equal(tmp_path / "run", summary, whole)
         step = 9
         with pytest.raises(TrainingError, match=r"step 9 .*No space.*step 4 stands.*Make room"):
@@ -201,5 +200,5 @@ def test_failed_checkpoint_is_a_warning_unless_it_is_the_last(whole, tmp_path, m
         fails, most = [], 1
         check_equal(tmp_path / "passes", run_cases.fit(config(), tmp_path / "passes"), whole)
         assert fails == [9, 9]
-    assert not (tmp_path / "last" / workdir.SUMMARY).exists()
+    assert not (tmp_path / "last" / checkpoints.workdir.SUMMARY).exists()
     check_equal(tmp_path / "last", run_cases.fit(config(), tmp_path / "last"), whole)

@@ -11,10 +11,10 @@ from jax.sharding import PartitionSpec as P
 
 from mixedres import precision
 from mixedres._internal.mesh import AXIS, make_mesh
-from mixedres.train import losses, step
-from mixedres.train.gradients import StepOptions
 from tests import arrays
 from tests.train import step_cases as cases
+
+SMOOTHING = 0.1
 
 
 def frozen_part(state):
@@ -84,9 +84,9 @@ def of_one_weight(two_logits, scale, w=0.0, batch_stats=None, devices=1, **optio
         return jnp.broadcast_to(logits, (images.shape[0], 2)), {"batch_stats": variables["batch_stats"]}
 
     tx = precision.loss_scaled(optax.sgd(1.0), scale)
-    state = step.init_state({"params": {"w": jnp.float32(w)}, "batch_stats": batch_stats or {}}, tx, ema=False)
+    state = cases.step.init_state({"params": {"w": jnp.float32(w)}, "batch_stats": batch_stats or {}}, tx, ema=False)
     data = cases.batch(0) | {"label": np.zeros(16, np.int32)}
-    return make_mesh(jax.devices()[:devices]), StepOptions(apply_fn, cases.NORMALIZE, tx, **options), state, data
+    return make_mesh(jax.devices()[:devices]), cases.StepOptions(apply_fn, cases.NORMALIZE, tx, **options), state, data
 
 
 def test_infinite_loss_with_finite_gradients_is_no_step():
@@ -94,10 +94,10 @@ def test_infinite_loss_with_finite_gradients_is_no_step():
     mesh, options, state, data = of_one_weight(
         lambda w, _: (w - 3e38, jnp.float32(3e38)), precision.NoOpLossScale(), w=1.0
     )
-    loss_and_grads = partial(step.loss_and_grads, options=options)
-    loss, grads = step.jit_sharded(loss_and_grads, mesh, (P(), P(AXIS)))(state, data)
+    loss_and_grads = partial(cases.step.loss_and_grads, options=options)
+    loss, grads = cases.step.jit_sharded(loss_and_grads, mesh, (P(), P(AXIS)))(state, data)
     assert loss == np.inf and grads["w"] == -1.0
-    state, metrics = step.jit_train_step(mesh, options)(state, data)
+    state, metrics = cases.step.jit_train_step(mesh, options)(state, data)
     assert metrics["halted"] == 1 and state.params["w"] == 1.0 and state.step == 0
 
 
@@ -116,23 +116,26 @@ def test_tiny_gradient_reaches_the_weights_only_with_a_scale(scale, survives):
 
     factor = {"factor": jnp.float16(1e-4)}
     mesh, options, state, data = of_one_weight(tiny, scale, batch_stats=factor)
-    state, _ = step.jit_train_step(mesh, options)(state, data)
+    state, _ = cases.step.jit_train_step(mesh, options)(state, data)
     np.testing.assert_allclose(state.params["w"], 0.5 * 1e-8 if survives else 0.0, rtol=2e-3)
 
 
-def reference_step(state, batch, parts, label_smoothing=0.0, chained=False):
+@jax.jit
+@partial(jax.value_and_grad, has_aux=True)
+def reference_grads(params, batch_stats, part):
+    """((loss, statistics), gradients) of a part of a batch, by optax's loss."""
+    model, _ = cases.network("fp32")
+    variables, images = {"params": params, "batch_stats": batch_stats}, cases.NORMALIZE(part["image"])
+    logits, mutated = model.apply(variables, images, train=True, mutable=["batch_stats"])
+    targets = optax.smooth_labels(jax.nn.one_hot(part["label"], cases.CLASSES), SMOOTHING)
+    return optax.softmax_cross_entropy(logits, targets).mean(), mutated["batch_stats"]
+
+
+def reference_step(state, batch, parts, chained=False):
     """(parameters, statistics, mean loss) after one plain optax update by the mean gradient of the parts of a batch.
 
     Each part by itself, neither sharded nor scaled. The statistics are the mean of theirs, or go from one to the next.
     """
-    model, _ = cases.network("fp32")
-
-    @jax.jit
-    @partial(jax.value_and_grad, has_aux=True)
-    def grad_fn(params, batch_stats, part):
-        variables, images = {"params": params, "batch_stats": batch_stats}, cases.NORMALIZE(part["image"])
-        logits, mutated = model.apply(variables, images, train=True, mutable=["batch_stats"])
-        return losses.cross_entropy(logits, part["label"], label_smoothing).mean(), mutated["batch_stats"]
 
     def mean(trees):
         return jax.tree.map(lambda *x: sum(x) / parts, *trees)
@@ -140,7 +143,7 @@ def reference_step(state, batch, parts, label_smoothing=0.0, chained=False):
     found, stats = [], [state.batch_stats]
     for index in range(parts):
         part = {name: np.split(array, parts)[index] for name, array in batch.items()}
-        (loss, new), grads = grad_fn(state.params, stats[-1 if chained else 0], part)
+        (loss, new), grads = reference_grads(state.params, stats[-1 if chained else 0], part)
         found.append((grads, loss))
         stats.append(new)
     grads, loss = mean(found)
@@ -149,9 +152,9 @@ def reference_step(state, batch, parts, label_smoothing=0.0, chained=False):
 
 
 def test_per_device_statistics_match_separate_shards():
-    train_step, state = cases.make("fp32", devices=8, label_smoothing=0.1, in_buckets=True)
+    train_step, state = cases.make("fp32", devices=8, label_smoothing=SMOOTHING, in_buckets=True)
     data = cases.batch(1, 32, np.uint8)
-    expected = reference_step(cases.host(state), data, 8, label_smoothing=0.1)
+    expected = reference_step(cases.host(state), data, 8)
     state, metrics = train_step(state, data)
     cases.close((state.params, state.batch_stats, metrics["loss"]), expected, 1e-5)
 
@@ -191,14 +194,14 @@ def test_float16_all_reduce_overflows_no_earlier_than_its_mean(scale, zeros, mea
         lambda w, _: (w, jnp.float32(0)), precision.StaticLossScale(scale), devices=8, allreduce_dtype=jnp.float16
     )
     labels = (np.arange(16) >= zeros).astype(np.int32)
-    state, metrics = step.jit_train_step(mesh, options)(state, data | {"label": labels})
+    state, metrics = cases.step.jit_train_step(mesh, options)(state, data | {"label": labels})
     assert metrics["grads_finite"] == 1
     np.testing.assert_allclose(state.params["w"], -mean, rtol=1e-3)
 
 
 def test_microbatches_average_gradients_and_chain_statistics():
-    train_step, state = cases.make("fp32", microbatches=4)
-    data = cases.batch(2, 32)
+    train_step, state = cases.make("fp32", microbatches=4, label_smoothing=SMOOTHING)
+    data = cases.batch(2, 16, np.uint8)
     *expected, loss = reference_step(cases.host(state), data, 4, chained=True)
     state, metrics = train_step(state, data)
     cases.close((state.params, state.batch_stats), tuple(expected), 1e-5)

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from mixedres import precision
 from mixedres._internal.jax_compat import equations
 from mixedres._internal.mesh import AXIS, make_mesh
-from mixedres.train import gradients, step
+from mixedres.train import gradients
 from tests import GOLDEN, arrays
 from tests.train import step_cases as cases
 
@@ -22,7 +22,7 @@ STEP_DTYPES = GOLDEN / "step_dtypes.txt"
 def products(preset, platform=None):
     """A line for each kind of product in the training step: count, primitive, dtypes, precision."""
     stages = (1, 1, 1) if platform == "cpu" else (1, 1)  # a map smaller than its kernel has a form of its own on a CPU
-    train_step, state = cases.make(preset, devices=8, stages=stages)
+    train_step, state = cases.make(preset, stages=stages, ema=False)
     jaxpr = jax.make_jaxpr(train_step)(state, cases.batch(0, images=np.uint8)).jaxpr
     found = collections.Counter()
     for eqn in equations(jaxpr, platform):
@@ -107,15 +107,16 @@ def test_compiled_step_has_one_all_reduce():
 def test_eval_counts_every_example_once_on_eight_devices():
     model, variables = cases.network("fp32")
     mesh = make_mesh(jax.devices())
-    eval_step = step.jit_eval_step(mesh, apply_fn=model.apply, normalize=cases.NORMALIZE)
-    sums, results = step.zero_sums(), []
+    eval_step = cases.step.jit_eval_step(mesh, apply_fn=model.apply, normalize=cases.NORMALIZE)
+    sums, results = cases.step.zero_sums(), []
     full, part = cases.batch(0, 16), cases.batch(1, 16)
     masks = np.ones(16, bool), np.arange(16) < 5
     for data, mask in zip((full, part), masks, strict=True):
         sums, found = eval_step(variables, data | {"mask": mask}, None, sums)
         results.append(jax.tree.map(lambda x, mask=mask: np.asarray(x)[mask], found))
 
-    logits = [model.apply(variables, cases.NORMALIZE(data["image"]), train=False) for data in (full, part)]
+    apply = jax.jit(lambda images: model.apply(variables, cases.NORMALIZE(images), train=False))
+    logits = [apply(data["image"]) for data in (full, part)]
     logits = np.concatenate([np.asarray(x)[mask] for x, mask in zip(logits, masks, strict=True)]).astype(np.float64)
     labels = np.concatenate([data["label"][mask] for data, mask in zip((full, part), masks, strict=True)])
     order = np.argsort(-logits, axis=1, kind="stable")

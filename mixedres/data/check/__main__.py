@@ -18,12 +18,7 @@ exit status: 0 nothing is wrong; 1 damaged files, or equal images in both parts;
 
 
 def check_photographs(arguments: Sequence[str]) -> None:
-    """Runs the command with these arguments.
-
-    Raises:
-      ConfigError: for a mistake in the arguments, and for a folder of another layout.
-      DataError: if files are damaged, or an image is in both parts.
-    """
+    """Runs the command with these arguments."""
     parser = command_line.Parser("python -m mixedres.data.check", _DESCRIPTION)
     parser.add_argument("directory", metavar="DIR", help="the folder: train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")

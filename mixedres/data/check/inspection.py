@@ -27,18 +27,10 @@ _JPEG_MODES = {"Gray": "gray", "YCCK": "CMYK", "YCbCr": "RGB"}
 
 
 class Facts(NamedTuple):
-    """Facts about one file.
+    """Facts about one file; only `problem` is set for a file that cannot be used.
 
-    Attributes:
-      problem: reason in one line why the file cannot be used, or ''; then the other facts are empty.
-      file: SHA-256 of the file.
-      pixels: SHA-256 of the upright pixels, of a JPEG at an eighth of its size: equal for equal pixels.
-      height: height of the upright image, in pixels.
-      width: width of the upright image, in pixels.
-      mode: 'RGB', 'gray', 'CMYK', 'palette', 'RGB with alpha', ..., for 16-bit images with ', 16 bit'.
-      orientation: EXIF orientation, 1 to 8.
-      dark: whether an image of 16 bits uses under an eighth of their range, as those of cameras with 12 bits do.
-      pages: number of pages or frames; the first is read.
+    `file` and `pixels` are SHA-256, the second of the upright pixels (of a JPEG at an eighth of its size). `mode` is
+    'RGB', 'gray', ..., for 16-bit images with ', 16 bit'; `dark` images use under an eighth of their 16 bits.
     """
 
     problem: str
@@ -53,10 +45,7 @@ class Facts(NamedTuple):
 
 
 def inspect_files(paths: Sequence[str], max_pixels: int) -> Iterator[Facts]:
-    """Yields the facts about each file, in order; threads read, decode and hash the files, and show the progress.
-
-    A file with more than `max_pixels` pixels counts as damaged.
-    """
+    """Yields the facts about each file, in order; threads read, decode and hash the files, and show the progress."""
     cv2.setNumThreads(0)  # every image has a thread of ours already
     parts = (paths[start : start + _TASK] for start in range(0, len(paths), _TASK))
     with ImageProgress("checking", len(paths)) as progress:

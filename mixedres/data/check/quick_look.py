@@ -18,12 +18,8 @@ _MOST_BYTES = 2**26
 def look(data_set: Dataset, directory: str, *, refuse: bool, max_pixels: int) -> Dataset:
     """Returns a folder with a longer note, after a look at its images as `mixedres check` looks at all.
 
-    The files are decoded whose first or last bytes are suspect, and then the smallest, up to 64 MiB: all files of a
-    small folder. Of a folder with more than 5,000 images, 64 files are looked at. A file with more than `max_pixels`
-    pixels counts as damaged.
-
-    Raises:
-      ValueError: if images are damaged, and `refuse` is true.
+    Looks at files with suspect ends, then at the smallest, up to 64 MiB, and at 64 files of a folder of more than
+    5,000. Raises ValueError if images are damaged and `refuse` is true.
     """
     paths = [part.file_name(index) for part in (data_set.train, data_set.eval) for index in range(len(part))]
     looked_at = paths if len(paths) <= _MOST_FILES else paths[:: len(paths) // _SOME_FILES]

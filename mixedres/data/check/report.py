@@ -30,18 +30,10 @@ Image: TypeAlias = dict[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class FolderReport:
-    """Result of a check.
+    """Result of a check; the fields are the keys of the command's JSON.
 
-    Attributes:
-      root: the folder that holds the parts or the classes.
-      note: how the folder is divided, and what is left out.
-      classes: {part: {class: number of images}}.
-      damaged: the files that cannot be used, each with a 'reason'.
-      doubts: lines about images that are read otherwise than their owner may expect.
-      twins: groups of equal images, each with 'equal' ('files' or 'pixels') and 'images'.
-      sizes: 'smallest', 'median' and 'largest', each [width, height] in pixels, by the number of pixels.
-      modes: {mode: number of images}.
-      orientations: {EXIF orientation: number of images}, without 1 (upright).
+    `classes` is {part: {class: number of images}}; `damaged` and `doubts` have reasons; `twins` are groups of equal
+    images; `sizes` are [width, height] by the number of pixels; `orientations` leaves out 1, upright.
     """
 
     root: str
@@ -84,12 +76,7 @@ class FolderReport:
         return stamped(dataclasses.asdict(self) | {"few_images": self.few, "problems": self.problems})
 
     def lines(self, directory: str, division: Mapping[str, object]) -> Iterator[str]:
-        """Yields the report as text, with the command to type next.
-
-        Args:
-          directory: the folder, as it was given.
-          division: the options that divide the folder otherwise than by default, such as {'eval_fraction': 0.5}.
-        """
+        """Yields the report as text, with the command to type next; `division` are options other than the defaults."""
         total = sum(sum(counts.values()) for counts in self.classes.values())
         yield f"{self.root}: {total:,} images; {self.note}"
         yield from _table(self.classes)
@@ -131,12 +118,7 @@ class FolderReport:
 
 
 def check_folder(data_set: Dataset, max_pixels: int) -> FolderReport:
-    """Decodes every image of a folder, and returns the report.
-
-    Args:
-      data_set: the result of `mixedres.data.datasets.folder.scan`.
-      max_pixels: most pixels of an image; a larger image counts as damaged.
-    """
+    """Decodes every image of a folder, and returns the report."""
     parts = [part for part in (data_set.train, data_set.eval) if isinstance(part, ImageFolder)]
     images = [
         {"file": path, "part": name, "class": data_set.class_names[label]}

@@ -53,17 +53,9 @@ def load_cifar10(
 ) -> InMemory:
     """Returns CIFAR-10 in memory, with uint8 images that the network's input function standardizes one by one.
 
-    Args:
-      data_dir: directory that holds cifar-10-batches-bin, cifar-10-binary.tar.gz, cifar-10-batches-py,
-        cifar-10-python.tar.gz or cifar10 (prepared by TensorFlow Datasets), of which the first is read. None: the
-        default directory of TensorFlow Datasets.
-      image_size: 32 only.
-      pad: see `InMemory`.
-      flip: see `InMemory`.
-      augmentation: see `InMemory`.
-
-    Raises:
-      ValueError: for another `image_size`, if none of these exists, or if the files are damaged.
+    Reads the first in `data_dir` of cifar-10-batches-bin, cifar-10-binary.tar.gz, cifar-10-batches-py,
+    cifar-10-python.tar.gz and cifar10 (prepared by TensorFlow Datasets, whose directory is the default). Raises
+    ValueError without one, for damaged files, and for another `image_size` than 32.
     """
     if image_size != SIDE:
         raise ValueError(
@@ -138,11 +130,7 @@ def _pickled(data: bytes, name: str) -> Arrays:
 
 
 def _checked(planes: np.ndarray, labels: np.ndarray, name: str) -> Arrays:
-    """Returns images (n, 32, 32, 3) and labels (n,) of planes (n, 3072) and labels (n,).
-
-    Raises:
-      ValueError: if the arrays are no batch of CIFAR-10.
-    """
+    """Returns images (n, 32, 32, 3) and labels (n,) of planes (n, 3072) and labels (n,)."""
     fits = planes.dtype == np.uint8 and labels.ndim == 1 and planes.shape == (len(labels), _RECORD - 1)
     if not (fits and len(labels) and labels.min() >= 0 and labels.max() < len(CLASSES)):
         raise ValueError(f"{name} is not a batch of CIFAR-10; download it again")

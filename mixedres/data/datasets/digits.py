@@ -21,15 +21,6 @@ def load_digits(
     """Returns the digits, enlarged bilinearly: 1,437 training and 360 test images (image_size, image_size, 1) uint8.
 
     The pixels are the original values, 0 to 16, times 15. The split is fixed and stratified.
-
-    Args:
-      image_size: height and width, >= 8.
-      pad: see `InMemory`.
-      flip: see `InMemory`.
-      augmentation: see `InMemory`.
-
-    Raises:
-      ValueError: for images smaller than the original.
     """
     if image_size < 8:
         raise ValueError(f"image_size of digits must be >= 8, got {image_size}")
@@ -50,12 +41,7 @@ def load_digits(
 
 
 def original_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the digits as scikit-learn has them, and the indices of the two parts.
-
-    Returns:
-      (1797, 8, 8) floats from 0 to 16, (1797,) labels, and the sorted indices of the 1,437 training digits and of the
-      360 test digits.
-    """
+    """Returns the digits as scikit-learn has them, and the indices of the two parts."""
     # Importing scikit-learn takes 0.9 CPU seconds, and reading its file 0.01.
     package = importlib.util.find_spec("sklearn")
     file = pathlib.Path(package.origin or "").parent / "datasets/data/digits.csv.gz" if package else None

@@ -29,14 +29,7 @@ _SYSTEM_FOLDERS = frozenset({"@eadir", "__macosx", "lost+found", "$recycle.bin",
 
 @dataclasses.dataclass(frozen=True)
 class ImageFolder:
-    """One part of a folder of images.
-
-    Attributes:
-      name: name of the part in messages.
-      root: folder that `paths` are relative to.
-      paths: paths of the images, with forward slashes, sorted within each class.
-      labels: (n,) int32.
-    """
+    """One part of a folder of images; `paths` are relative to `root`, sorted within each class."""
 
     name: str
     root: pathlib.Path
@@ -66,14 +59,7 @@ class ImageFolder:
 
 @dataclasses.dataclass
 class _LeftOut:
-    """Files and folders that a scan leaves out.
-
-    Attributes:
-      formats: number of images by ending, of formats that are not read.
-      folders: names of the folders of a system.
-      loose: number of images beside the class folders.
-      beside: names of the folders beside the parts.
-    """
+    """Files and folders that a scan leaves out: formats and loose images by number, folders by name."""
 
     formats: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     folders: set[str] = dataclasses.field(default_factory=set)

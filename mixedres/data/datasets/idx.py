@@ -50,19 +50,9 @@ def load_idx(
 ) -> InMemory:
     """Returns a data set in memory, normalized by the mean and the standard deviation of its training images.
 
-    Args:
-      data_dir: directory of NAME-images-idx3-ubyte and NAME-labels-idx1-ubyte, with .gz or without.
-      train_split: NAME of the training files; None: train. Images of a NAME that begins with emnist are transposed.
-      eval_split: NAME of the test files; None: t10k.
-      num_classes: outputs of the network; None: the largest label + 1.
-      rgb: repeat the gray images to three channels.
-      image_size: height and width of the images in the files.
-      pad: see `InMemory`.
-      flip: see `InMemory`.
-      augmentation: see `InMemory`.
-
-    Raises:
-      ValueError: for files that are missing or damaged, and for images of another size.
+    Reads NAME-images-idx3-ubyte and NAME-labels-idx1-ubyte, with .gz or without, for NAMEs `train_split` (train) and
+    `eval_split` (t10k); transposes images of a NAME that begins with emnist. Raises ValueError for files that are
+    missing or damaged, and for images of another size.
     """
     root = expanded(data_dir)
     (images, labels), test = (_part(root, name) for name in (train_split or "train", eval_split or "t10k"))
@@ -91,11 +81,7 @@ def load_idx(
 
 
 def _part(root: pathlib.Path, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images (n, h, w, 1) and labels (n,) of the files that begin with `name`.
-
-    Raises:
-      ValueError: if a file is missing or damaged, or if the files have different numbers of examples.
-    """
+    """Returns images (n, h, w, 1) and labels (n,) of the files that begin with `name`."""
     images, labels = (_read(_find(root, f"{name}-{kind}-ubyte")) for kind in ("images-idx3", "labels-idx1"))
     if images.ndim != 3 or labels.ndim != 1 or not images.size:
         raise ValueError(f"{root}: {name} has images of shape {list(images.shape)} and labels of {list(labels.shape)}")
@@ -116,11 +102,7 @@ def _find(root: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def _read(path: pathlib.Path) -> np.ndarray:
-    """Returns the array in an IDX file, whose memory the size of the file bounds.
-
-    Raises:
-      ValueError: for a file that is not whole.
-    """
+    """Returns the array in an IDX file, whose memory the size of the file bounds."""
     with open_regular(path) as packed:
         size = os.fstat(packed.fileno()).st_size
         if path.suffix != ".gz":

@@ -23,11 +23,7 @@ def class_names() -> tuple[str, ...]:
 
 
 def models_files(directory: pathlib.Path) -> dict[str, list[pathlib.Path]]:
-    """Returns the files of each split of a copy in the layout of the models repository, in order; {} without a copy.
-
-    Raises:
-      ValueError: if a file is missing, or files of several copies are mixed.
-    """
+    """Returns {split: files in order} of a copy in the models repository's layout, or {}; refuses several copies."""
     paths = sorted(directory.iterdir()) if directory.is_dir() else []
     matches = [match for path in paths if (match := _MODELS_FILE.fullmatch(path.name))]
     splits = {}

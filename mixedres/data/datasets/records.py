@@ -35,12 +35,7 @@ def _masked_crc(data: bytes) -> int:
 def record_spans(path: str | os.PathLike[str]) -> np.ndarray:
     """Returns offset and length in bytes of the data of every record of a TFRecord file, (n, 2) int64, in order.
 
-    Args:
-      path: an uncompressed TFRecord file.
-
-    Raises:
-      ValueError: if the file ends inside a record (it was cut off), a length is damaged, or it is no TFRecord file.
-      OSError: if the file cannot be read.
+    Raises ValueError if the file ends inside a record, a length is damaged, or it is no TFRecord file.
     """
     spans: list[tuple[int, int]] = []
     position = 0
@@ -70,10 +65,7 @@ class Files(Protocol):
 
 
 class Part(NamedTuple):
-    """Records of one file: `take` records after the first `skip`; None: all.
-
-    `total` is the number of records in the file; None: unknown.
-    """
+    """`take` records of a file (None: all) after the first `skip`; `total` is the number in the file, if known."""
 
     path: str
     skip: int = 0
@@ -83,10 +75,7 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """Names of the features in a record, and the label of the first class.
-
-    `file_name` is None if records have no such feature.
-    """
+    """Names of the features in a record (`file_name` is None if there is none), and the label of the first class."""
 
     image: str = "image"
     label: str = "label"
@@ -96,14 +85,7 @@ class Keys:
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """Examples that are stored as records.
-
-    Attributes:
-      name: name of the examples in messages.
-      files: the serialized records.
-      keys: names of image, label and file name in a record.
-      paths: files that hold the records.
-    """
+    """Examples that are stored as records; `paths` are the files that hold them."""
 
     name: str
     files: Files
@@ -166,11 +148,7 @@ class TFRecordFiles:
     """
 
     def __init__(self, parts: Sequence[Part]):
-        """Indexes `parts`.
-
-        Raises:
-          ValueError: for a file that is cut off, or whose number of records is not `Part.total`.
-        """
+        """Indexes `parts`."""
         self._paths = [part.path for part in parts]
         chosen = []
         for part, spans in zip(parts, _spans_of_files(self._paths), strict=True):

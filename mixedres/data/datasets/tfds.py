@@ -21,17 +21,10 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+")
 def open_data_set(
     name: str, data_dir: str | None, train_split: str | None = None, eval_split: str | None = None
 ) -> Dataset:
-    """Opens the prepared data set `name`; decodes no image.
+    """Opens the prepared data set `name`, NAME[/CONFIG][:VERSION]; decodes no image.
 
-    Args:
-      name: as in TensorFlow Datasets: NAME or NAME/CONFIG, and either followed by :VERSION.
-      data_dir: directory of the data sets; None: $TFDS_DATA_DIR, else ~/tensorflow_datasets.
-      train_split: training part in TensorFlow Datasets' notation, such as 'train[:90%]'; None: 'train'.
-      eval_split: part for evaluation in this notation; None: the first of 'validation', 'test' and 'val' that exists.
-
-    Raises:
-      ValueError: if the data set does not exist, has a format that cannot be read, or is not for image classification;
-        the message says what to type.
+    Splits are in TensorFlow Datasets' notation; the default for evaluation is the first of 'validation', 'test' and
+    'val'. Raises ValueError, which says what to type, if the data set does not exist or is of another kind.
     """
     root = default_directory(data_dir)
     if name == imagenet.NAME and (files := imagenet.models_files(root)):
@@ -78,11 +71,7 @@ def default_directory(data_dir: str | None) -> pathlib.Path:
 
 
 def find_data_set(name: str, root: pathlib.Path) -> pathlib.Path:
-    """Returns the directory of the newest version of data set `name` under `root`.
-
-    Raises:
-      ValueError: if there is no such directory, or the data set has configs and `name` chooses none.
-    """
+    """Returns the directory of the newest version of data set `name` under `root`; raises ValueError without one."""
     path, _, version = name.partition(":")
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", path):
         raise ValueError(

@@ -35,12 +35,7 @@ _MOST_BYTES, _MOST_DEPTH, MOST_CLASSES = 2**26, 40, 2**20
 
 
 def read_info(directory: pathlib.Path) -> Record:
-    """Checks the metadata in `directory`, and returns the content of dataset_info.json.
-
-    Raises:
-      ValueError: if a file is damaged, missing or no regular file, and if features.json names a class that is not on
-        the list.
-    """
+    """Checks the metadata in `directory`, and returns the content of dataset_info.json."""
     info = _read_metadata(directory / INFO)
     if not (directory / FEATURES).exists():
         raise ValueError(f"{directory} has no {FEATURES}; copy or prepare the data set again")

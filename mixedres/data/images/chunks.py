@@ -47,18 +47,7 @@ def chunks_per_batch(rows: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ImageReader:
-    """Reader of examples as squares, which names the file of an unreadable image.
-
-    Attributes:
-      examples: the examples.
-      shape: (height, width, channels) of the squares.
-      preprocessing: how images become squares.
-      num_classes: labels must lie in [0, num_classes).
-      apply_exif: rotate images by the orientation in their EXIF data.
-      on_error: 'raise' or 'skip', see `mixedres.data.images.loader.Loader`.
-      max_pixels: most pixels of an image; a larger image is unreadable.
-      augmentation: changes of training images after crop and flip; None: no changes, and nothing random is drawn.
-    """
+    """Reader of examples as squares, which names the file of an unreadable image; the options are those of `Loader`."""
 
     examples: Examples
     shape: tuple[int, int, int]
@@ -86,11 +75,7 @@ class ImageReader:
         return label
 
     def refuse(self, index: int, error: Exception, unreadable: dict[str, str]) -> str:
-        """Adds image `index` to `unreadable` and returns a line with the reason.
-
-        Raises:
-          DataError: if `on_error` is 'raise'.
-        """
+        """Adds image `index` to `unreadable` and returns a line with the reason."""
         name = self.examples.file_name(index)
         if not os.path.isabs(name):  # the name in a record, or none
             name = f"{self.examples.name}, example {index}" + (f", {name}" if name else "")
@@ -112,16 +97,7 @@ class ImageReader:
 
 @dataclasses.dataclass(frozen=True)
 class TrainChunks:
-    """Endless sequence of training chunks; a chunk is up to 32 consecutive rows of a batch.
-
-    Attributes:
-      reader: reads the images.
-      batch_size: rows of the global batch.
-      rows: this host's rows of the global batch.
-      first_step: step of chunk 0.
-      seed: seed of the order, crops and flips.
-      flip: whether to mirror each image with probability 1/2.
-    """
+    """Endless sequence of training chunks, of up to 32 consecutive rows of a batch each; `rows` are this host's."""
 
     reader: ImageReader
     batch_size: int

@@ -19,18 +19,7 @@ _AHEAD = 8
 
 
 def center_crop(data: bytes, spec: InputSpec) -> np.ndarray:
-    """Returns the central square of an image, rotated by its EXIF orientation.
-
-    Args:
-      data: the whole file.
-      spec: the network's input.
-
-    Returns:
-      (height, width, channels) of the shape `spec.shape` and the dtype `spec.image_dtype`.
-
-    Raises:
-      ValueError: for a file that is no image or is damaged.
-    """
+    """Returns the central square of a file's upright image, with the shape and dtype of `spec`."""
     head = decoding.read_header(data, apply_exif=True)
     out = np.empty(spec.shape, spec.image_dtype)
     squares.central_square(data, head, out, resize=spec.resize, crop_pct=spec.crop_pct)

@@ -56,14 +56,9 @@ _UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {
 
 
 class Header(NamedTuple):
-    """The header of an encoded image.
+    """The header of an encoded image; height and width are those of the upright image, in pixels.
 
-    Attributes:
-      height: height of the upright image, in pixels.
-      width: width of the upright image, in pixels.
-      is_jpeg: True if simplejpeg can read the header.
-      orientation: the EXIF orientation to undo, 1 to 8; 1: none.
-      colorspace: 'YCbCr', 'Gray', 'CMYK', 'YCCK' or 'RGB' for JPEG; '' for other formats.
+    `orientation` is the EXIF orientation to undo (1: none), `colorspace` '' for formats other than JPEG.
     """
 
     height: int
@@ -129,13 +124,8 @@ def most_pixels(asked: int | None) -> int:
 def read_header(data: bytes, *, apply_exif: bool = False, max_pixels: int = MAX_PIXELS) -> Header:
     """Reads the header of an encoded image.
 
-    Args:
-      data: the whole file.
-      apply_exif: use the orientation in the EXIF data, as viewers do; the published ImageNet pipelines do not.
-      max_pixels: most pixels that the image may have, at most `MAX_PIXELS`.
-
-    Raises:
-      ValueError: for a file that is no image, a side below `MIN_SIDE`, and more than `max_pixels` pixels.
+    `apply_exif` takes the orientation in the EXIF data, as viewers do; the published ImageNet pipelines do not. Raises
+    ValueError for a file that is no image, a side below `MIN_SIDE`, and more than `max_pixels` pixels.
     """
     if not data:
         raise ValueError("the file is empty")
@@ -165,22 +155,15 @@ def decode_image(
     fast_dct: bool = False,
     reuse: bool = False,
 ) -> np.ndarray:
-    """Decodes the pixels of an image.
+    """Decodes the pixels of an image; (height, width, channels) uint8, or ValueError if not all pixels can be decoded.
 
     Args:
       data: the whole file.
       head: the header, from `read_header`.
       channels: 3 for RGB, 1 for luma.
-      shrink: 1, 2, 4 or 8: decode at 1/shrink of the size, sides rounded up. A JPEG is then decoded from fewer DCT
-        coefficients, in a fraction of the time.
+      shrink: 1, 2, 4 or 8: decode at 1/shrink of the size, sides rounded up; a JPEG from fewer DCT coefficients.
       fast_dct: decode a JPEG with the less exact DCT of TensorFlow, which gives TensorFlow's pixels bit for bit.
       reuse: decode a JPEG into memory of this thread that the next such call overwrites.
-
-    Returns:
-      (height, width, channels) uint8; height and width are `head.height` and `head.width` over `shrink`, rounded up.
-
-    Raises:
-      ValueError: if not all pixels can be decoded.
     """
     count = head.height * head.width
     if head.is_jpeg:

@@ -18,10 +18,7 @@ class Box(NamedTuple):
 
 
 def central_crop(height: int, width: int, crop_pct: float = 224 / 256) -> Box:
-    """Returns the central square whose side is `crop_pct` of the shorter side, in (0, 1].
-
-    The default shows what resizing the shorter side to 256 pixels and cutting out 224 shows.
-    """
+    """Returns the central square whose side is `crop_pct` of the shorter side, in (0, 1]."""
     side = max(1, round(crop_pct * min(height, width)))
     return Box((height - side) // 2, (width - side) // 2, side, side)
 
@@ -41,10 +38,7 @@ def shrunk(box: Box, shrink: int) -> tuple[slice, slice]:
 
 
 def positions(length: int, new_length: int, start: int, count: int) -> np.ndarray:
-    """Returns where output pixels lie in TensorFlow 1's linear interpolation: (count,) float32.
-
-    The output pixels are `start` to `start + count`, if `length` input pixels become `new_length`.
-    """
+    """Returns where the `count` output pixels from `start` on lie in TensorFlow 1's linear interpolation, float32."""
     at: np.ndarray = np.arange(start, start + count).astype(np.float32) * (np.float32(length) / np.float32(new_length))
     return at
 

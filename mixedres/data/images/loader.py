@@ -41,18 +41,8 @@ class Loader(DataInfo):
     ):
         """Opens nothing before the first batch.
 
-        Args:
-          data_set: the images.
-          image_size: height and width of the squares, in pixels.
-          preprocessing: how images become squares.
-          num_classes: labels must lie in [0, num_classes).
-          flip: mirror a training image with probability 1/2.
-          augmentation: further changes of training images; None: no changes.
-          threads: decoding threads per decoding process.
-          workers: decoding processes; 0: threads of this process decode.
-          on_error: 'raise': an unreadable image ends the run; 'skip': in training the next readable image takes the
-            place of an unreadable image, and in evaluation an unreadable image does not count.
-          max_pixels: most pixels of an image; a larger image is unreadable.
+        With `on_error` 'raise' an unreadable image ends the run; with 'skip' the next readable image takes its place in
+        training, and it does not count in evaluation. 0 `workers`: threads of this process decode.
         """
         mean, std = preprocessing.normalization(data_set.channels)
         super().__init__(

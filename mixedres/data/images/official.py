@@ -16,13 +16,7 @@ from mixedres.data.images.geometry import Box, central_positions, positions
 
 
 class Taps(NamedTuple):
-    """The two input pixels of every output pixel of a row or column, and the weight of the upper input pixel.
-
-    Attributes:
-      low: index of the lower input pixel, (count,) integers.
-      high: index of the upper input pixel, (count,) integers.
-      weight: weight of the upper input pixel, (count,) float32 in [0, 1).
-    """
+    """The two input pixels of every output pixel of a row or column, and the weight of the upper one, in [0, 1)."""
 
     low: np.ndarray
     high: np.ndarray
@@ -46,14 +40,7 @@ def make_taps(length: int, at: np.ndarray) -> Taps:
 
 
 def interpolate(pixels: np.ndarray, vertical: Taps, horizontal: Taps, out: np.ndarray) -> None:
-    """Interpolates within the rows, then between the rows, in float32.
-
-    Args:
-      pixels: (height, width, channels) uint8.
-      vertical: taps of the rows of `out`.
-      horizontal: taps of the columns of `out`.
-      out: (rows, columns, channels) float32, contiguous, written.
-    """
+    """Interpolates within the rows, then between the rows, in float32."""
     channels, count = pixels.shape[2], len(vertical.low)
     columns = channels * len(horizontal.low)
     (top_row, end_row), (first_column, end_column) = vertical.span, horizontal.span
@@ -98,19 +85,9 @@ def _lerp(a: np.ndarray, b: np.ndarray, weight: np.ndarray) -> None:
 
 
 def write_part(data: bytes, head: decoding.Header, box: Box, out: np.ndarray, *, mirror: bool) -> None:
-    """Writes the part of an image in `box` into `out`, for training.
+    """Writes the part of an image in `box` into `out`, (size, size, channels) float32, for training.
 
     A mirrored part is mirrored before it is resized. The order matters: the last column has more weight than the first.
-
-    Args:
-      data: the whole file.
-      head: the header, from `mixedres.data.images.decoding.read_header`.
-      box: the part.
-      out: (size, size, channels) float32, written.
-      mirror: mirror the part.
-
-    Raises:
-      ValueError: if the image cannot be decoded.
     """
     size, _, channels = out.shape
     pixels = decoding.decode_image(data, head, channels=channels, fast_dct=True, reuse=True)
@@ -120,17 +97,7 @@ def write_part(data: bytes, head: decoding.Header, box: Box, out: np.ndarray, *,
 
 
 def write_center(data: bytes, head: decoding.Header, out: np.ndarray, crop_pct: float) -> None:
-    """Writes the central square of an image into `out`, for evaluation.
-
-    Args:
-      data: the whole file.
-      head: the header, from `mixedres.data.images.decoding.read_header`.
-      out: (size, size, channels) float32, written.
-      crop_pct: the shorter side of the image becomes round(size / crop_pct) pixels.
-
-    Raises:
-      ValueError: if the image cannot be decoded.
-    """
+    """Writes the central square of an image into `out`, for evaluation."""
     size, _, channels = out.shape
     pixels = decoding.decode_image(data, head, channels=channels, fast_dct=True, reuse=True)
     shorter, resized = min(head.height, head.width), round(size / crop_pct)

@@ -67,15 +67,7 @@ def distorted_crop(rng: np.random.Generator, height: int, width: int) -> Box:
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """A way from images to squares.
-
-    Attributes:
-      name: 'official', 'official_fast' or 'torch'.
-      crop: function from a generator, height and width in pixels to the part to train on.
-      resize: how images are resized in evaluation, see `InputSpec`; in training 'area' is 'linear'.
-      mean: mean of R, G, B on the scale 0 to 255.
-      std: standard deviation of R, G, B on the scale 0 to 255.
-    """
+    """A way from images to squares; `crop` draws the part to train on, mean and deviation are on the scale 0 to 255."""
 
     name: str
     crop: Callable[[np.random.Generator, int, int], Box]

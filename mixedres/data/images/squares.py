@@ -9,11 +9,7 @@ from mixedres.data.images.preprocessing import CROP_PCT
 
 
 def random_square(data: bytes, head: decoding.Header, box: Box, out: np.ndarray, *, resize: str, mirror: bool) -> None:
-    """Resizes the part of an image in `box` into `out`, for training; mirrors the part if `mirror`.
-
-    The part is resized as in TensorFlow's official ResNet if `resize` is 'official', else linearly, also for
-    'area'. The other arguments and the error are as for `central_square`.
-    """
+    """Resizes the part in `box` into `out`, to train on: as TensorFlow's official ResNet, or else linearly."""
     if resize == "official":
         official.write_part(data, head, box, out, mirror=mirror)
     else:
@@ -25,15 +21,7 @@ def central_square(
 ) -> None:
     """Writes the central square of an image into `out`, for evaluation and prediction.
 
-    Args:
-      data: the whole file.
-      head: the header, from `mixedres.data.images.decoding.read_header`.
-      out: (size, size, channels), written; float32 if `resize` is 'official', else uint8.
-      resize: see `mixedres.data.InputSpec`.
-      crop_pct: the side of the square as a fraction of the shorter side, in (0, 1].
-
-    Raises:
-      ValueError: if the image cannot be decoded.
+    `out` is float32 if `resize` is 'official', else uint8; its side shows `crop_pct` of the shorter side.
     """
     if resize == "official":
         official.write_center(data, head, out, crop_pct)
@@ -49,17 +37,7 @@ def crop_and_resize(
     """Decodes an image and resizes the part in `box` into `out`, mirrored if `mirror`.
 
     A part of at least twice the size is decoded at half the resolution or less, as long as no pixel is interpolated.
-
-    Args:
-      data: the whole file.
-      head: the header, from `mixedres.data.images.decoding.read_header`.
-      box: the part.
-      out: (size, size, channels) uint8, written.
-      interpolation: OpenCV's flag; INTER_AREA becomes INTER_LINEAR if the part is enlarged.
-      mirror: mirror the square.
-
-    Raises:
-      ValueError: if the image cannot be decoded.
+    INTER_AREA becomes INTER_LINEAR if the part is enlarged.
     """
     size, _, channels = out.shape
     shrink = shrink_for(min(box.height, box.width), size)

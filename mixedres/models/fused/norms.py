@@ -127,11 +127,7 @@ norm_relu.__wrapped__.defvjp(_norm_relu_forward, _norm_relu_backward)
 @_checked
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def norm_relu_pool(y: jax.Array, scale: jax.Array, bias: jax.Array, config: NormConfig) -> tuple[jax.Array, Statistics]:
-    """Returns max_pool(relu(norm(y))), by `mixedres.models.fused.pool.max_pool`, and the statistics of y.
-
-    y must be (b, h, w, c); the result is (b, ceil(h / 2), ceil(w / 2), c). The input of the pool is not written to
-    memory.
-    """
+    """Returns max_pool(relu(norm(y))) of (b, h, w, c) and the statistics of y; the input of the pool is not written."""
     return _norm_relu_pool_forward(y, scale, bias, config)[0]
 
 

@@ -16,15 +16,9 @@ _TAPS = {1: ([(1, 0)], [(2, 0), (0, 1)]), 0: ([(2, 0), (0, 1)], [(1, 1)])}
 
 
 def max_pool(x: jax.Array, padding: str) -> tuple[jax.Array, jax.Array]:
-    """Returns the 3x3 max pool with stride 2 and the position of each maximum in its window.
+    """Returns the 3x3 max pool with stride 2 and the position of each maximum in its window, 0 to 8, row by row.
 
-    Args:
-      x: (b, h, w, c).
-      padding: see `mixedres.models.operations.pads`.
-
-    Returns:
-      Maxima (b, ceil(h / 2), ceil(w / 2), c), and positions 0 to 8 in uint8, row by row. The first of equal values is
-      the maximum. A NaN in a window is its maximum.
+    The first of equal values is the maximum. A NaN in a window is its maximum.
     """
     around = [pads(extent, 3, 2, padding) for extent in x.shape[1:3]]
     padded = jnp.pad(x, ((0, 0), *around, (0, 0)), constant_values=-jnp.inf)

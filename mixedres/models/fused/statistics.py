@@ -20,15 +20,7 @@ from mixedres._internal.tree import at_least_float32
 
 
 class NormConfig(NamedTuple):
-    """Static options of a fused norm.
-
-    Attributes:
-      epsilon: added to the variance.
-      dtype: dtype of the result.
-      axis_name: mesh axis over which statistics are averaged; None for statistics per device.
-      pool_padding: see `mixedres.models.operations.pads`; for a norm before a pool.
-      use_onednn: for programs with `mixedres.models.onednn.COMPILER_OPTIONS`; see `channel_sums`.
-    """
+    """Static options of a fused norm; `axis_name`: the mesh axis over which statistics are averaged, or None."""
 
     epsilon: float
     dtype: Any

@@ -11,8 +11,7 @@ from PIL import Image
 from mixedres import data
 from mixedres._internal.formats import FORMAT
 from mixedres.data.check import quick_look
-from mixedres.data.check.__main__ import main
-from mixedres.data.check.quick_look import look_at_ends
+from tests import run_command
 from tests.data import made
 
 
@@ -53,7 +52,7 @@ def dirty(tmp_path):
 
 
 def run(capsys, *arguments):
-    status = main(["check", *map(str, arguments)])
+    status = run_command("check", *arguments)
     captured = capsys.readouterr()
     return status, captured.out, captured.err
 
@@ -212,15 +211,18 @@ def test_data_after_the_image_is_no_damage(tmp_path):
     for kind, content in whole.items():
         path = tmp_path / "x" / f"1.{kind}"
         made.write_files(tmp_path, {f"x/1.{kind}": content})
-        assert look_at_ends(path) == (True, len(content))
+        assert quick_look.look_at_ends(path) == (True, len(content))
         path.write_bytes(content[:-20])
-        assert look_at_ends(path) == (False, len(content) - 20)
+        assert quick_look.look_at_ends(path) == (False, len(content) - 20)
     made.write_files(
         tmp_path, {"x/2.jpg": whole["jpg"] + bytes(5000), "y/1.jpg": made.encoded(pixels(1)), "y/2.jpg": whole["jpg"]}
     )
     for kind in whole:
         (tmp_path / "x" / f"1.{kind}").unlink()
     os.mkfifo(tmp_path / "z")
-    assert not look_at_ends(tmp_path / "x" / "2.jpg")[0] and look_at_ends(tmp_path / "z") == (False, 0)
+    assert not quick_look.look_at_ends(tmp_path / "x" / "2.jpg")[0] and quick_look.look_at_ends(tmp_path / "z") == (
+        False,
+        0,
+    )
     made.write_files(tmp_path, {"x/3.jpg": made.encoded(pixels(2))})
     assert data.load("folder", image_size=8, batch_size=2, dir=str(tmp_path)).train_examples == 2

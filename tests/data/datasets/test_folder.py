@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from mixedres.data.datasets import folder
+from mixedres import data
 from tests.data import made
 
 
@@ -48,7 +48,7 @@ def names(data_set, part):
 def test_train_and_val_folders_become_two_parts(tmp_path, train, test):
     fill(tmp_path, f"{train}/b/1.jpg", f"{train}/b/2.jpg", f"{train}/a/9.jpg", f"{train}/c/1.jpg")
     fill(tmp_path, f"{test}/c/4.jpg", f"{test}/b/3.jpg")  # not every class need be there
-    data_set = folder.scan(tmp_path)
+    data_set = data.scan(tmp_path)
     assert data_set.class_names == ("a", "b", "c")
     paths = (f"{train}/a/9.jpg", f"{train}/b/1.jpg", f"{train}/b/2.jpg", f"{train}/c/1.jpg")
     assert pairs(data_set.train) == list(zip(paths, (0, 1, 1, 2), strict=True))
@@ -61,10 +61,10 @@ def test_train_and_val_folders_become_two_parts(tmp_path, train, test):
 def test_folder_names_choose_the_parts(tmp_path):
     fill(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "test/a/2.jpg", "val/a/3.jpg")
     fill(tmp_path, "learn/a/1.jpg", "learn/b/2.jpg", "check/b/3.jpg", "Train/a/0.jpg", "Train/b/0.jpg")
-    assert pairs(folder.scan(tmp_path).train)[0] == ("train/a/1.jpg", 0)  # not Train
-    assert pairs(folder.scan(tmp_path).eval) == [("val/a/3.jpg", 0)]  # the first of several
-    assert pairs(folder.scan(tmp_path, eval_split="test").eval) == [("test/a/2.jpg", 0)]
-    data_set = folder.scan(tmp_path, train_split="learn", eval_split="check")
+    assert pairs(data.scan(tmp_path).train)[0] == ("train/a/1.jpg", 0)  # not Train
+    assert pairs(data.scan(tmp_path).eval) == [("val/a/3.jpg", 0)]  # the first of several
+    assert pairs(data.scan(tmp_path, eval_split="test").eval) == [("test/a/2.jpg", 0)]
+    data_set = data.scan(tmp_path, train_split="learn", eval_split="check")
     assert pairs(data_set.train) == [("learn/a/1.jpg", 0), ("learn/b/2.jpg", 1)]
     assert pairs(data_set.eval) == [("check/b/3.jpg", 1)]
 
@@ -74,7 +74,7 @@ def test_relative_place_and_the_home_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for place in ("data", "~/data", str(tmp_path / "data"), tmp_path / "data/"):
-        data_set = folder.scan(place)
+        data_set = data.scan(place)
         assert data_set.train.file_name(0) == f"{tmp_path}/data/train/a/1.jpg"
     monkeypatch.chdir("/")
     assert pairs(data_set.train) == [("train/a/1.jpg", 0), ("train/b/1.jpg", 1)]
@@ -88,7 +88,7 @@ def test_file_names_that_count_as_images(tmp_path):
     others = [".hidden.jpg", "9.heic", "readme.txt", "jpg", "x.jpg.part", "Thumbs.db", ".DS_Store", "y.tar.gz"]
     fill(tmp_path, *(f"train/ä b/{name}" for name in KINDS + others), "train/c/1.jpg", "val/c/1.jpg")
     fill(tmp_path, "train/.cache/1.jpg", "train/c/.thumbnails/1.jpg", "train/loose.jpg", "loose.jpg", "val/.x/1.jpg")
-    data_set = folder.scan(tmp_path)
+    data_set = data.scan(tmp_path)
     assert data_set.class_names == ("c", "ä b")
     assert pairs(data_set.train) == [("train/c/1.jpg", 0), *((f"train/ä b/{name}", 1) for name in sorted(KINDS))]
 
@@ -97,7 +97,7 @@ def test_images_in_subfolders_of_a_class_are_found(tmp_path):
     # A folder called like an image is none.
     deep = ["train/a/x/y/1.jpg", "train/a/0.jpg", "train/a/x/2.jpg", "train/a/3.jpg/4.jpg", "train/b/z/1.jpg"]
     fill(tmp_path, *deep, "val/a/x/3.jpg")
-    data_set = folder.scan(tmp_path)
+    data_set = data.scan(tmp_path)
     assert data_set.class_names == ("a", "b")
     assert pairs(data_set.train) == [(path, "ab".index(path[6])) for path in sorted(deep)]
     assert pairs(data_set.eval) == [("val/a/x/3.jpg", 0)]
@@ -109,7 +109,7 @@ def test_links_to_images_and_folders(tmp_path):
     links |= {"b/again": "root/train/b", "b/up": "root"}  # which repeat no image
     for link, target in links.items():
         os.symlink(tmp_path / target, tmp_path / "root/train" / link)
-    data_set = folder.scan(tmp_path / "root")
+    data_set = data.scan(tmp_path / "root")
     assert data_set.class_names == ("a", "b")
     found = [tuple(data_set.train[index]) for index in range(len(data_set.train))]
     paths = (b"away/a/1.jpg", b"away/2.jpg", b"root/train/b/3.jpg", b"away/c/5.jpg")
@@ -122,7 +122,7 @@ def test_deep_folders_take_as_many_calls_as_there_are_folders(tmp_path, monkeypa
     for name in ("lstat", "stat", "readlink"):
         call = getattr(os, name)
         monkeypatch.setattr(os, name, lambda *a, name=name, call=call, **k: calls.update([name]) or call(*a, **k))
-    assert len(folder.scan(tmp_path).train) + len(folder.scan(tmp_path).eval) == 4
+    assert len(data.scan(tmp_path).train) + len(data.scan(tmp_path).eval) == 4
     assert calls.total() < 2 * 200 * 8
 
 
@@ -131,7 +131,7 @@ def one_folder(root, sizes, part=""):
 
 
 def held_out(root, **options):
-    return {path for path, _ in pairs(folder.scan(root, **options).eval)}
+    return {path for path, _ in pairs(data.scan(root, **options).eval)}
 
 
 @pytest.mark.parametrize(("share", "percent"), [(0.2, "20%"), (0.5, "50%"), (0.01, "1%"), (0.9, "90%")])
@@ -139,7 +139,7 @@ def held_out(root, **options):
 def test_share_of_every_class_is_held_out(tmp_path, share, percent, part):
     sizes = {"a": 50, "b": 7, "c": 2, "d": 113}
     one_folder(tmp_path, sizes, part)
-    data_set = folder.scan(tmp_path, eval_fraction=share)
+    data_set = data.scan(tmp_path, eval_fraction=share)
     train, test = names(data_set, "train"), names(data_set, "eval")
     for name, size in sizes.items():
         assert len(test[name]) == min(max(round(share * size), 1), size - 1)
@@ -183,19 +183,19 @@ def test_new_images_hardly_move_old_ones(tmp_path):
 
 def test_class_of_one_image_is_only_for_training(tmp_path):
     one_folder(tmp_path, {"a": 1, "b": 5})
-    data_set = folder.scan(tmp_path)
+    data_set = data.scan(tmp_path)
     assert names(data_set, "train")["a"] == ["a/000.jpg"]
     assert set(names(data_set, "eval")) == {"b"}
     assert data_set.note.endswith("; class a has no test image, so its accuracy stays unknown")
     one_folder(tmp_path / "c", {"a": 1, "b": 1})
-    assert made.message(folder.scan, tmp_path / "c").endswith(" has one image a class, which leaves none to test with")
+    assert made.message(data.scan, tmp_path / "c").endswith(" has one image a class, which leaves none to test with")
 
 
 def test_classes_without_images(tmp_path):
     fill(tmp_path, "a/1.jpg", "b/readme.txt")
-    assert made.message(folder.scan, tmp_path).endswith("): b; fill or remove them")
+    assert made.message(data.scan, tmp_path).endswith("): b; fill or remove them")
     fill(tmp_path, "b/1.heic", "b/.2.heic", "b/x/2.HEIC", "b/3.nef")
-    assert made.message(folder.scan, tmp_path).endswith("): b; 2 .heic, 1 .nef are not read: convert them to .jpg")
+    assert made.message(data.scan, tmp_path).endswith("): b; 2 .heic, 1 .nef are not read: convert them to .jpg")
 
 
 LOOSE, AMONG = "has images but no class folders", "the training part must have all classes of the test part"
@@ -217,24 +217,24 @@ REFUSED = {
 @pytest.mark.parametrize("paths", REFUSED)
 def test_folders_without_classes_or_training_are_refused(tmp_path, paths):
     fill(tmp_path, *paths.split())
-    assert REFUSED[paths].format(tmp_path) in made.message(folder.scan, tmp_path)
+    assert REFUSED[paths].format(tmp_path) in made.message(data.scan, tmp_path)
 
 
 def test_class_with_the_name_of_a_part(tmp_path):
     paths = [f"{name}/{n}.jpg" for name in ("car", "test", "train") for n in range(5)]
     fill(tmp_path / "flat", *paths)
-    data_set = folder.scan(tmp_path / "flat", train_split=".")
+    data_set = data.scan(tmp_path / "flat", train_split=".")
     assert data_set.class_names == ("car", "test", "train") and len(data_set.train) == 12 and len(data_set.eval) == 3
     fill(tmp_path / "parts", *(f"{part}/{path}" for part in ("train", "test") for path in paths))
-    assert folder.scan(tmp_path / "parts").class_names == ("car", "test", "train")
+    assert data.scan(tmp_path / "parts").class_names == ("car", "test", "train")
 
 
 def test_folders_beside_the_parts_are_named(tmp_path):
     fill(tmp_path, *(f"{part}/{label}/1.jpg" for part in ("train", "val", "test") for label in "ab"), "extra/1.jpg")
     note = "2 classes (a, b); trained on train, tested on val; left out beside the parts: extra, test"
-    assert folder.scan(tmp_path).note == note
+    assert data.scan(tmp_path).note == note
     fill(tmp_path / "one", "train/a/1.jpg", "train/a/2.jpg", "train/b/1.jpg", "train/b/2.jpg", "x/1.jpg")
-    note = folder.scan(tmp_path / "one").note
+    note = data.scan(tmp_path / "one").note
     assert note.startswith("2 classes (a, b); trained on train; 20% of every class held out for testing (")
     assert note.endswith("; left out beside the parts: x")
 
@@ -242,7 +242,7 @@ def test_folders_beside_the_parts_are_named(tmp_path):
 def test_folder_unpacked_twice_is_entered(tmp_path):
     paths = ("train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg")
     fill(tmp_path, *(f"data/data/{path}" for path in paths), "data/readme.txt", "__MACOSX/data/._1.jpg")
-    data_set = folder.scan(tmp_path)
+    data_set = data.scan(tmp_path)
     assert (data_set.train.root, data_set.class_names) == (tmp_path / "data" / "data", ("a", "b"))
     assert f"; {tmp_path} has one folder alone, so {tmp_path}/data/data is taken; " in data_set.note
 
@@ -251,7 +251,7 @@ def test_folders_of_systems_and_loose_images_are_left_out(tmp_path):
     one_folder(tmp_path, {"a": 5, "b": 5})
     system = ("@eaDir/1.jpg", "a/@eaDir/2.jpg", "lost+found/x/1.jpg", "$RECYCLE.BIN/3.jpg", "__MACOSX/a/._1.jpg")
     fill(tmp_path, *system, "loose.jpg", "a/1.avif")
-    data_set = folder.scan(tmp_path)
+    data_set = data.scan(tmp_path)
     assert data_set.class_names == ("a", "b") and len(data_set.train) + len(data_set.eval) == 10
     assert data_set.note.split("; ")[2:] == [
         "1 .avif is not read: convert it to .jpg",
@@ -262,7 +262,7 @@ def test_folders_of_systems_and_loose_images_are_left_out(tmp_path):
 
 def test_parts_with_other_unicode_spellings_have_the_same_classes(tmp_path):
     fill(tmp_path, "train/caf\u00e9/1.jpg", "train/tea/1.jpg", "val/cafe\u0301/2.jpg")
-    data_set = folder.scan(tmp_path)
+    data_set = data.scan(tmp_path)
     assert data_set.class_names == ("caf\u00e9", "tea")
     assert pairs(data_set.eval) == [("val/cafe\u0301/2.jpg", 0)]
 
@@ -270,5 +270,5 @@ def test_parts_with_other_unicode_spellings_have_the_same_classes(tmp_path):
 def test_name_in_another_encoding(tmp_path):
     one_folder(tmp_path, {"a": 5, "b": 2})
     (tmp_path / "a" / os.fsdecode(b"\xff\xfe.jpg")).write_bytes(b"x")
-    data_set = folder.scan(tmp_path)
+    data_set = data.scan(tmp_path)
     assert len(data_set.train) + len(data_set.eval) == 8

@@ -5,7 +5,6 @@ import pytest
 
 from mixedres import data
 from mixedres.data.images import augment
-from mixedres.data.images.augment import Augmentation, augmented
 from tests.data import made
 
 IMAGE = made.photo(20, 24, seed=5)
@@ -54,10 +53,10 @@ EXPECTED = {
 
 @pytest.mark.parametrize(("name", "magnitude"), EXPECTED, ids=str)
 def test_operation_equals_its_closed_form(name, magnitude):
-    expected, found = EXPECTED[name, magnitude], augmented(IMAGE, name, magnitude)
+    expected, found = EXPECTED[name, magnitude], augment.augmented(IMAGE, name, magnitude)
     if name == "rotate":
         square = IMAGE[:20, :20]
-        np.testing.assert_array_equal(augmented(square, name, magnitude), np.rot90(square))
+        np.testing.assert_array_equal(augment.augmented(square, name, magnitude), np.rot90(square))
         return
     enhances = name in ("brightness", "color", "contrast", "autocontrast")
     assert np.abs(found - expected).max() <= (1.3 if enhances else 0)  # Pillow rounds luma and mean
@@ -65,9 +64,11 @@ def test_operation_equals_its_closed_form(name, magnitude):
 
 def test_equalize_and_sharpness_change_the_histogram_and_edges():
     dark = (IMAGE // 4).astype(np.uint8)
-    assert np.ptp(augmented(dark, "equalize", 0.0)) == 255 > np.ptp(dark)
+    assert np.ptp(augment.augmented(dark, "equalize", 0.0)) == 255 > np.ptp(dark)
     noise = made.noise(20, 24) // 2 + 64
-    edges = [np.abs(np.diff(augmented(noise, "sharpness", m).astype(float), axis=1)).mean() for m in (-0.99, 0, 0.99)]
+    edges = [
+        np.abs(np.diff(augment.augmented(noise, "sharpness", m).astype(float), axis=1)).mean() for m in (-0.99, 0, 0.99)
+    ]
     assert edges[0] < 0.9 * edges[1] < 0.81 * edges[2]
 
 
@@ -76,7 +77,7 @@ def test_every_operation_and_magnitude_is_drawn_equally_often(monkeypatch):
     monkeypatch.setattr(augment, "augmented", lambda image, name, m: drawn.append((name, m)) or image)
     rng = np.random.default_rng(0)
     for _ in range(14000):
-        Augmentation("trivial").apply(IMAGE.copy(), rng)
+        augment.Augmentation("trivial").apply(IMAGE.copy(), rng)
     names = [name for name, _ in drawn]
     counts = np.array([names.count(name) for name in augment.OPERATIONS])
     assert len(counts) == 14 and np.abs(counts - 1000).max() < 5 * np.sqrt(1000)
@@ -90,7 +91,7 @@ def test_erasing_fills_one_rectangle_with_probability(image):
     rng, areas = np.random.default_rng(0), []
     for _ in range(400):
         erased = image.copy()
-        Augmentation(erasing=0.25).apply(erased, rng)
+        augment.Augmentation(erasing=0.25).apply(erased, rng)
         changed = (erased != image).any(-1)
         if changed.any():
             rows, columns = np.flatnonzero(changed.any(1)), np.flatnonzero(changed.any(0))

@@ -6,33 +6,29 @@ import threading
 import numpy as np
 import pytest
 
+from mixedres import data
 from mixedres.data import InputSpec
-from mixedres.data.datasets import folder
-from mixedres.data.images import chunks, crops, preprocessing
 from tests.data import made
 
 
 @pytest.mark.parametrize("family", ["torch", "official", "official_fast"])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_center_crop_equals_the_evaluation_loader(family, channels, tmp_path):
-    made.write_folder(tmp_path, count=20)
-    paths, _ = folder.images_below(tmp_path)
-    chosen = preprocessing.get_preprocessing(family)
-    images = folder.ImageFolder("", tmp_path, paths, np.zeros(20, np.int32))
-    loaded = chunks.ImageReader(images, (24, 24, channels), chosen, 1, apply_exif=True, on_error="raise")
-    found = list(crops.center_crops(paths, chosen.input_spec(24, channels), threads=3))
-    for index, square in enumerate(found):
-        expected = np.empty((24, 24, channels), chosen.image_dtype)
-        loaded.read_central(index, expected)
-        assert square.dtype == chosen.image_dtype
-        np.testing.assert_array_equal(square, expected)
+def test_center_crop_equals_the_evaluation_loader(family, tmp_path):
+    for part in ("train", "val"):
+        made.write_folder(tmp_path, count=20, part=part)
+    options = {"dir": str(tmp_path), "image_size": 24, "batch_size": 20, "preprocessing": family}
+    (batch,) = data.load("folder", **options).eval_batches(20)
+    paths, _ = data.images_below(tmp_path / "val")
+    found = np.stack([*data.center_crops(paths, data.get_preprocessing(family).input_spec(24, 3), threads=3)])
+    assert found.dtype == batch["image"].dtype
+    np.testing.assert_array_equal(found, batch["image"])
 
 
-def test_image_of_the_right_size_keeps_every_pixel():
+def test_image_of_the_right_size_keeps_every_pixel(tmp_path):
     pixels = made.photo(32, 32)
-    spec = InputSpec((32, 32, 3))
-    np.testing.assert_array_equal(crops.center_crop(made.encoded(pixels, "PNG"), spec), pixels)
-    turned = crops.center_crop(made.turned(pixels, 6, "PNG"), spec)
+    files = {"plain.png": made.encoded(pixels, "PNG"), "turned.png": made.turned(pixels, 6, "PNG")}
+    made.write_files(tmp_path, files)
+    plain, turned = data.center_crops([tmp_path / name for name in files], InputSpec((32, 32, 3)), threads=1)
+    np.testing.assert_array_equal(plain, pixels)
     np.testing.assert_array_equal(turned, np.rot90(pixels, -1))
 
 
@@ -42,7 +38,7 @@ def test_each_unreadable_file_has_a_reason(tmp_path):
     (tmp_path / "empty.png").write_bytes(b"")
     os.mkfifo(tmp_path / "pipe.png")  # which is not waited for
     names = ("good.png", "bad.png", "none.png", ".", "pipe.png", "empty.png", "good.png")
-    first, *found, last = crops.center_crops([tmp_path / n for n in names], InputSpec((8, 8, 3)), threads=2)
+    first, *found, last = data.center_crops([tmp_path / n for n in names], InputSpec((8, 8, 3)), threads=2)
     np.testing.assert_array_equal(first, last)
     assert found == [
         "it is not an image in a known format",
@@ -55,14 +51,14 @@ def test_each_unreadable_file_has_a_reason(tmp_path):
 
 def test_stopping_early_leaves_no_thread(tmp_path):
     (tmp_path / "a.png").write_bytes(made.encoded(made.photo(20, 30), "PNG"))
-    found = crops.center_crops([tmp_path / "a.png"] * 1000, InputSpec((8, 8, 3)), threads=2)
+    found = data.center_crops([tmp_path / "a.png"] * 1000, InputSpec((8, 8, 3)), threads=2)
     next(found)
     found.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
 
 
 def test_input_spec_survives_json():
-    for spec in (InputSpec((8, 8, 1)), preprocessing.get_preprocessing("official").input_spec(224)):
+    for spec in (InputSpec((8, 8, 1)), data.get_preprocessing("official").input_spec(224)):
         assert InputSpec.from_json(spec.to_json()) == spec
 
 
@@ -72,7 +68,7 @@ WRONG |= {"crop_pct": [0.0, 1.5], "resize": ["nearest"]}
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
 def test_json_numbers_that_are_no_spec_are_refused(key, value):
-    good = preprocessing.get_preprocessing("torch").input_spec(224).to_json()
+    good = data.get_preprocessing("torch").input_spec(224).to_json()
     for change in ({key: value}, {"mean": [10**400, 1, 1]}, {"shape": [float("inf"), 8, 3]}):
         made.message(InputSpec.from_json, good | change)
     with pytest.raises(ValueError, match="is not a shape with a normalization"):
@@ -85,7 +81,7 @@ def test_json_numbers_that_are_no_spec_are_refused(key, value):
 def test_array_of_the_inputs_shape_is_uint8_or_refused(dtype):
     spec = InputSpec((8, 8, 1))
     array = np.zeros((8, 8, 1), dtype)
-    (found,) = crops.center_crops([array], spec, 1)
+    (found,) = data.center_crops([array], spec, 1)
     assert isinstance(found, str) and "give uint8 from 0 to 255" in found
-    (found,) = crops.center_crops([array.astype(np.uint8)], spec, 1)
+    (found,) = data.center_crops([array.astype(np.uint8)], spec, 1)
     assert found.dtype == np.uint8 and found.shape == spec.shape

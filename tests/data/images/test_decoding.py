@@ -144,6 +144,7 @@ for path in [path for path in sorted(pathlib.Path(sys.argv[1]).iterdir()) for _ 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_memory_that_is_reserved_is_the_memory_that_decoding_takes(tmp_path):
+    """In a process of its own, whose peak of memory is that of the decoder."""
     side = 1600
     gray = np.repeat(np.repeat(made.noise(16, 16, 1)[..., 0], 100, 0), 100, 1)
     deep, color = gray.astype(np.uint16) * 257, np.repeat(gray[..., None], 3, 2)
@@ -170,8 +171,7 @@ def test_tiles_much_larger_than_the_image_are_refused():
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
-@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize(("kind", "channels"), [("JPEG", 3), ("PNG", 1), ("WEBP", 3), ("TIFF", 3)])
 def test_orientations_are_undone_as_pillow_does(orientation, kind, channels):
     options = {"lossless": True} if kind == "WEBP" else {"quality": 95} if kind == "JPEG" else {}
     data = made.turned(photo(), orientation, kind, **options)
@@ -187,8 +187,8 @@ def test_orientations_are_undone_as_pillow_does(orientation, kind, channels):
     assert kind == "TIFF" or decoding.read_header(data)[:2] == SIDES
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("shrink", [2, 4, 8])
+@pytest.mark.parametrize("orientation", [3, 6, 7])
+@pytest.mark.parametrize("shrink", [2, 8])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_rotated_image_shrinks_like_an_upright_one(orientation, shrink, kind):
     # Sides that no shrink divides would begin their boxes at another end when turned.
@@ -203,21 +203,6 @@ def test_rotated_image_shrinks_like_an_upright_one(orientation, shrink, kind):
 def test_invalid_orientation_is_ignored(value):
     data = made.turned(photo(), value)
     assert decoding.read_header(data, apply_exif=True).orientation == 1
-
-
-def test_damaged_exif_data_are_passed_over_in_silence(tmp_path):
-    data = made.turned(photo(), 6)
-    place = data.index(b"Exif\0\0") + 6
-    entry = place + 10  # the first: tag, type, count
-    assert data[entry : entry + 2] == b"\x01\x12"
-    cut = data[: entry + 2] + b"\0\2" + b"\x7f" * 8 + data[entry + 12 :]
-    made.write_files(tmp_path, {"0": data, "1": data[:place] + b"XX*\0" + data[place + 4 :], "2": cut})
-    code = "import pathlib; from mixedres._internal.cli import process; from mixedres.data.images import decoding\n"
-    code += "process.quiet_libraries()\n"
-    code += f"for path in sorted(pathlib.Path({str(tmp_path)!r}).iterdir()):\n"
-    code += "    print(decoding.read_header(path.read_bytes(), apply_exif=True).orientation)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not ended.stderr and ended.stdout.split()[:2] == ["6", "1"], ended
 
 
 def boxes(pixels, shrink):
@@ -261,21 +246,12 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("apply_exif", [False, True])
-def test_truncated_file_is_refused(kind, apply_exif):
+def test_truncated_file_is_refused(kind):
     data = KINDS[kind]
-    decoded(data, apply_exif=apply_exif)
+    decoded(data, apply_exif=True)
     for length in (1, 2, 3, 4, 10, 20, 50, *np.linspace(100, len(data) - 50, 12).astype(int)):
-        made.message(decoded, data[:length], apply_exif=apply_exif)
+        made.message(decoded, data[:length], apply_exif=True)
     assert made.message(decoded, b"") == "the file is empty"
-
-
-@pytest.mark.parametrize("kind", ["PNG", "turned PNG"])
-def test_png_with_a_damaged_chunk(kind):
-    data = KINDS[kind]
-    place = data.index(b"IDAT")
-    for apply_exif in (False, True):  # pixels where a chunk should begin
-        made.message(decoded, data[: place - 4] + struct.pack(">I", 50) + data[place:], apply_exif=apply_exif)
 
 
 @pytest.mark.parametrize(
@@ -288,33 +264,8 @@ def test_non_images_are_refused(data):
     assert made.message(decoded, b"\0\0\0\x18ftypheic" + data) == "it is HEIC or AVIF; convert it to .jpg"
 
 
-@pytest.mark.parametrize("sides", [(1, 1), (3, 50), (50, 3), (1, 5000), (2, 2)])
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_images_of_a_few_pixels_are_refused(sides, kind):
-    text = made.message(decoded, made.encoded(np.zeros((*sides, 3), np.uint8), kind))
-    assert f"{sides[1]}x{sides[0]} pixels; at least 4 a side" in text
-
-
-def chunk(kind, data):
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-@pytest.mark.parametrize("sides", [(50_000, 50_000), (100_000, 2_000), (2**31 - 1, 2**31 - 1)])
-def test_png_with_a_huge_header_is_refused(sides):
-    start = chunk(b"IHDR", struct.pack(">IIBBBBB", *sides, 8, 2, 0, 0, 0))
-    made.message(
-        decoded, b"\x89PNG\r\n\x1a\n" + start + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
-    )
-
-
-@pytest.mark.parametrize("sides", [(65_500, 65_500), (20_000, 10_000)])
-def test_jpeg_with_a_huge_header_is_refused(sides):
-    data = JPEGS["4:2:0"][0]
+def test_jpeg_with_a_huge_header_is_refused():
+    data, sides = JPEGS["4:2:0"][0], (20_000, 10_000)
     place = data.index(b"\xff\xc0") + 5
     data = data[:place] + struct.pack(">HH", *sides) + data[place + 4 :]
     assert f"{sides[1]}x{sides[0]} pixels; at least 4 a side and at most 178,956,970" in made.message(decoded, data)
-
-
-def test_junk_behind_a_jpeg_does_no_harm():
-    data, _ = JPEGS["4:2:0"]
-    np.testing.assert_array_equal(decoded(data + b"junk" * 100), decoded(data))

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from mixedres._internal.errors import DataError
-from mixedres.data import Dataset, Example, Prefetch, load
-from mixedres.data.images import chunks, loader, preprocessing
+from mixedres.data import Dataset, Example, Prefetch, get_preprocessing, load
+from mixedres.data.images import chunks, loader
 from tests.data import batch_cases as cases
 from tests.data import made
 from tests.data.batch_cases import same, take
@@ -87,13 +87,12 @@ def test_run_continues_at_any_step(root, batch_size):
     cases.check_continuation(opened(root), batch_size, 10, (1, 3, 6, 7, 9), again=opened(root, threads=3))
 
 
-@pytest.mark.parametrize("hosts", [2, 4])
-@pytest.mark.parametrize("batch_size", [8, 40])
+@pytest.mark.parametrize(("hosts", "batch_size"), [(2, 40), (4, 8)])
 def test_hosts_have_the_rows_of_the_global_batch(root, hosts, batch_size):
     cases.check_hosts(opened(root), batch_size, hosts, firsts=(2,))
 
 
-@pytest.mark.parametrize("batch_size", [1, 8, 21, 40])
+@pytest.mark.parametrize("batch_size", [1, 8, 40])
 def test_evaluation_sees_every_image_once_in_order(root, batch_size):
     images, found = cases.evaluated(opened(root), batch_size)
     np.testing.assert_array_equal(ids(images, TEST), range(TEST))
@@ -147,7 +146,7 @@ def test_gray_images_have_one_channel():
     part = made.Part(Example(made.encoded(photo, "PNG"), index) for index, photo in enumerate(photos))
     names = tuple("abcdef")
     data_set = Dataset(part, part, names, channels=1)
-    source = loader.Loader(data_set, 28, preprocessing.get_preprocessing("torch"), 6)
+    source = loader.Loader(data_set, 28, get_preprocessing("torch"), 6)
     assert source.image_shape == (28, 28, 1) and source.class_names == names
     assert source.mean == (pytest.approx(114.495),) and source.std == (pytest.approx(57.63),)
     [batch] = source.eval_batches(6)

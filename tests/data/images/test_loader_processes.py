@@ -94,33 +94,6 @@ def test_unreadable_images_are_reported_from_workers(root, tmp_path):
     assert "leaked" not in stderr
 
 
-@pytest.mark.parametrize("made", ["get_context('spawn').Lock()", "shared_memory.SharedMemory(create=True, size=9)"])
-def test_killed_before_python_registers_what_it_made(made, tmp_path):
-    code = """
-        import subprocess, textwrap
-        from tests.interruptions import runs
-
-        before = runs.shared_memory()
-        killed = subprocess.run([sys.executable, "-c", textwrap.dedent(sys.argv[1])]).returncode
-        print(json.dumps({"status": killed, "left": runs.left_in_shared_memory(before)}))
-    """
-    kill = f"""
-        import os, signal
-        from multiprocessing import get_context, resource_tracker, shared_memory
-        from mixedres.data.images import worker_processes
-
-        def register(name, kind):
-            if os.path.exists("/dev/shm/" + {{"semaphore": "sem."}}.get(kind, "") + name[1:]):
-                os.kill(os.getpid(), signal.SIGKILL)
-            original(name, kind)
-
-        original, resource_tracker.register = resource_tracker.register, register
-        with worker_processes.signals_blocked():
-            {made}
-    """
-    assert run(tmp_path, code, kill)[0] == {"status": -9, "left": []}
-
-
 def test_killed_worker_ends_the_run(root, tmp_path):
     code = """
         batches = opened(sys.argv[1], workers=2).train_batches(40, seed=0)

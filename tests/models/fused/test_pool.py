@@ -5,20 +5,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixedres.models.fused.pool import max_pool, unpool
-from mixedres.models.names import PADDINGS
-from mixedres.models.operations import max_pool as plain_pool
+from mixedres import models
+from mixedres.models import operations
+from mixedres.models.fused import pool as fused_pool
 from tests.arrays import full, zeros
 
-pool = jax.jit(max_pool, static_argnames="padding")
-spread_gradients = jax.jit(unpool, static_argnames=("shape", "padding"))
+pool = jax.jit(fused_pool.max_pool, static_argnames="padding")
+spread_gradients = jax.jit(fused_pool.unpool, static_argnames=("shape", "padding"))
 
 
 # Even and odd, in each direction, and smaller than a window.
-SIZES = {(1, 1): "float32", (2, 3): "float16", (5, 8): "bfloat16", (8, 5): "float32", (56, 56): "float16"}
+SIZES = {(1, 1): "float32", (5, 8): "bfloat16", (8, 5): "float16"}
 
 
-@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("padding", models.OPTIONS["padding"])
 def test_fused_pool_equals_the_plain_pool(padding):
     rng = np.random.default_rng(0)
     maps = [rng.normal(size=(2, *size, 4)).astype(jnp.dtype(dtype)) for size, dtype in SIZES.items()]
@@ -26,10 +26,10 @@ def test_fused_pool_equals_the_plain_pool(padding):
     gradients = [rng.integers(-3, 4, y).astype(x.dtype) for x, y in zip(maps, halved, strict=True)]  # exact sums
 
     def both(x, g):
-        expected, pull_back = jax.vjp(lambda x: plain_pool(x, padding=padding), x)
-        largest, where = max_pool(x, padding)
+        expected, pull_back = jax.vjp(lambda x: operations.max_pool(x, padding=padding), x)
+        largest, where = fused_pool.max_pool(x, padding)
         assert where.dtype == jnp.uint8
-        return (largest, unpool(g, where, x.shape, padding)), (expected, pull_back(g)[0])
+        return (largest, fused_pool.unpool(g, where, x.shape, padding)), (expected, pull_back(g)[0])
 
     for found, expected in jax.jit(lambda *args: [both(x, g) for x, g in zip(*args, strict=True)])(maps, gradients):
         jax.tree.map(np.testing.assert_array_equal, found, expected)
@@ -43,7 +43,7 @@ def test_of_equal_values_the_first_is_the_maximum(value):
     g = jnp.arange(1.0, 10).reshape(1, 3, 3, 1)
     dx = spread_gradients(g, where, shape=x.shape, padding="pytorch")
     if value == 0.0:
-        np.testing.assert_array_equal(dx, jax.vjp(plain_pool, x)[1](g)[0])
+        np.testing.assert_array_equal(dx, jax.vjp(operations.max_pool, x)[1](g)[0])
         # Inside, the first of nine; at the upper and left edges the padding is smaller.
         np.testing.assert_array_equal(where[0, ..., 0], [[4, 3, 3], [1, 0, 0], [1, 0, 0]])
         assert dx.sum() == g.sum()

@@ -6,10 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixedres import precision
+from mixedres import precision, train
 from mixedres.numerics import ArrayRecord, Finding
 from mixedres.numerics._nonfinite.finding import Origin
-from mixedres.train.debug import diagnosis
 
 
 def findings(dtype):
@@ -37,12 +36,17 @@ def test_advised_preset_is_wider_than_the_failed_one(name, policy):
     dtype = jnp.dtype(chosen.policy.compute_dtype)
     at_minimum = precision.DynamicLossScale(1.0, min_loss_scale=1.0)
     scales = precision.NoOpLossScale(), precision.StaticLossScale(8.0), precision.DynamicLossScale(), at_minimum
-    texts = [diagnosis.cause(found, chosen, scale) for found in findings(dtype) for scale in scales]
+    texts = [train.diagnosis.cause(found, chosen, scale) for found in findings(dtype) for scale in scales]
     advised = {
         found for text in texts for found in re.findall(r"config\.precision\.name=(\w+)|preset with (\w+)", text)
     }
     advised = {name for pair in advised for name in pair if name}
     assert advised == ({chosen.wider} - {name} if dtype == jnp.float16 else set())
+    if dtype == jnp.float16:
+        _, _, in_gradient, *_ = findings(dtype)
+        mends = ("", "config.precision.loss_scale", "config.loss_scale.initial", "config.loss_scale.min")
+        for mend, scale in zip(mends, scales, strict=True):
+            assert mend in train.diagnosis.cause(in_gradient, chosen, scale)
     for text in texts:
         assert not re.search(r"; (,|or)|,,|  |, or $|; $", text), text
     overridden = dtype.name != precision.PRESETS[name].compute_dtype

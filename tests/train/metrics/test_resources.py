@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from mixedres.train.metrics import resources
-from mixedres.train.metrics.resources import Resources
 from tests.train import run_cases
 
 BUSY = "x = bytearray(300_000_000); x[::4096] = b'1' * len(x[::4096]); print(flush=True)\nwhile True: pass"
@@ -28,7 +27,7 @@ def test_children_count_in_processor_and_memory():
     before = psutil.Process().memory_info().rss
     with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as child:
         child.stdout.readline()
-        sampler = Resources(0.5)
+        sampler = resources.Resources(0.5)
         spent = psutil.Process(child.pid).cpu_times().user
         sample = wait_for(sampler)
         assert sampler.take() is None
@@ -46,7 +45,7 @@ def test_children_count_in_processor_and_memory():
 
 
 def test_processor_time_of_an_ended_child_is_not_lost():
-    sampler = Resources(0)
+    sampler = resources.Resources(0)
     before = resources._cpu_seconds(sampler._processes())
     subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"], check=True)
     # The kernel counts in ticks of ten milliseconds.
@@ -70,7 +69,7 @@ def test_gpu_load_comes_from_nvml(monkeypatch):
         types.SimpleNamespace(process_index=0, platform="gpu", memory_stats=lambda: {"bytes_in_use": next(sizes)})
         for _ in range(2)
     ]
-    sampler = Resources(0, devices)
+    sampler = resources.Resources(0, devices)
     sampler._sample()
     sample = sampler.take()
     assert asked == [1, 3, "GPU-5"]
@@ -78,7 +77,7 @@ def test_gpu_load_comes_from_nvml(monkeypatch):
     nvml.nvmlDeviceGetUtilizationRates = None  # NVML fails now and then
     assert resources._read_gpus(sampler._gpus) == {}
     monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
-    assert Resources(0, devices)._gpus == []
+    assert resources.Resources(0, devices)._gpus == []
 
 
 @pytest.mark.usefixtures("small_network")

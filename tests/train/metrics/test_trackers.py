@@ -6,9 +6,9 @@ import types
 
 import pytest
 
+from mixedres import checkpoints
 from mixedres._internal import registry
 from mixedres._internal.errors import TrainingError
-from mixedres.checkpoints import workdir
 from mixedres.train import run
 from mixedres.train.metrics.trackers import Trackers
 from tests.train import run_cases
@@ -52,10 +52,10 @@ def test_offline_run_continues_the_same_curves(wandb, tmp_path, monkeypatch):
     run_cases.fit(config, tmp_path)
     assert len(expected(tmp_path)) > len(first) and sent == expected(tmp_path)
     names = {path.name for path in tmp_path.glob("wandb/offline-run-*/*.wandb")}
-    assert names == {f"run-{json.loads((tmp_path / workdir.WANDB_ID).read_text())['id']}.wandb"}
+    assert names == {f"run-{json.loads((tmp_path / checkpoints.workdir.WANDB_ID).read_text())['id']}.wandb"}
 
     run_cases.fit(run_cases.tiny(), tmp_path, clean=True)
-    assert not (tmp_path / "wandb").exists() and not (tmp_path / workdir.WANDB_ID).exists()
+    assert not (tmp_path / "wandb").exists() and not (tmp_path / checkpoints.workdir.WANDB_ID).exists()
 
 
 def test_registered_tracker_that_fails_gets_nothing_more_and_ends_no_run(tmp_path, monkeypatch, capsys):

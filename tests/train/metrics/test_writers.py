@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 
+from mixedres import checkpoints
 from mixedres._internal import files
-from mixedres.checkpoints import workdir
 from mixedres.train.metrics import writers
 from tests.train import run_cases
 
@@ -68,7 +68,7 @@ def events(directory):
     """The events of each file, oldest file first."""
     return [
         list(run_cases.events(path))
-        for path in sorted(directory.glob(workdir.EVENTS), key=lambda path: int(path.suffix[1:]))
+        for path in sorted(directory.glob(checkpoints.workdir.EVENTS), key=lambda path: int(path.suffix[1:]))
     ]
 
 
