@@ -11,7 +11,7 @@ from tensorboardX.proto import event_pb2
 from mixedres import checkpoints, models, train
 from mixedres import config as base
 from mixedres.checkpoints import Checkpoints
-from mixedres.train.metrics.log import RunLog
+from mixedres.train.metrics.log import RunLog as RunLog
 from tests.data import made
 
 
@@ -101,16 +101,16 @@ def _image_run(place):
     return place
 
 
-def after(patch, name, action, step=None):
-    """Calls `action` after every call of a method of the log of a run, or after the one of this step."""
-    original = getattr(RunLog, name)
+def after(patch, owner, name, action, step=None):
+    """Calls `action` after every call of a method of a log, or after the one of this step."""
+    original = getattr(owner, name)
 
     def then(self, done, *rest):
         original(self, done, *rest)
         if step in (None, done):
             action()
 
-    patch.setattr(RunLog, name, then)
+    patch.setattr(owner, name, then)
 
 
 def final_state(directory, config):

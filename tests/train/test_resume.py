@@ -40,7 +40,7 @@ def crash():
 
 def stop_at(patch, step, number=signal.SIGTERM):
     """A signal once the metrics of `step` have arrived; two more steps are under way by then."""
-    after(patch, "train", lambda: send(number), step)
+    after(patch, run_cases.RunLog, "train", lambda: send(number), step)
 
 
 def stop_in_evaluation(patch, step, number=signal.SIGTERM):
@@ -93,7 +93,7 @@ def test_interrupted_evaluation_is_repeated(whole, tmp_path, monkeypatch):
         run_cases.fit(config(), tmp_path)
     assert metrics(tmp_path) == [line for line in metrics(whole[0]) if line["step"] <= step][:-1]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        after(patch, "eval", crash)
+        after(patch, run_cases.RunLog, "eval", crash)
         run_cases.fit(config(), tmp_path)
     check_equal(tmp_path, run_cases.fit(config(), tmp_path), whole)
 
@@ -120,7 +120,7 @@ def test_signal_before_the_first_step_saves_nothing(whole, tmp_path, monkeypatch
 
 
 def test_signal_in_the_last_step_keeps_the_result(whole, tmp_path, monkeypatch):
-    after(monkeypatch, "eval", send, step=9)
+    after(monkeypatch, run_cases.RunLog, "eval", send, step=9)
     summary = run_cases.fit(config(), tmp_path)
     monkeypatch.undo()
     check_equal(tmp_path, summary, whole)

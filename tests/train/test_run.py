@@ -99,7 +99,7 @@ def test_compilation_in_the_loop_is_reported_and_the_first_batch_not_timed(tmp_p
 
     monkeypatch.setattr(Synthetic, "_batch", slow)
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + 1000 * len(drawn))  # seconds
-    run_cases.after(monkeypatch, "train", compile_one, step=3)
+    run_cases.after(monkeypatch, run_cases.RunLog, "train", compile_one, step=3)
     summary = run_cases.fit(tiny("fp16", ema_decay=0.9), tmp_path / "run")
     assert len(drawn) >= 2 and summary["train"]["seconds"] < 1000
     assert summary["train"]["compiled_in_loop"] == ["jit(<lambda>)"]

@@ -98,11 +98,11 @@ def test_end_of_a_trace_prints_place_and_command(tmp_path, capsys):
 
 def test_resumed_run_traces_the_remaining_steps(plain, tmp_path, monkeypatch, capfd):
     with monkeypatch.context() as patch, pytest.raises(Stopped) as caught:
-        run_cases.after(patch, "train", send(signal.SIGTERM), step=1)
+        run_cases.after(patch, run_cases.RunLog, "train", send(signal.SIGTERM), step=1)
         run_cases.fit(config("1:3"), tmp_path)
     assert caught.value.status == 143 and numbers(tmp_path) == {2: [2, 3]}
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        run_cases.after(patch, "train", send(signal.SIGINT), step=4)
+        run_cases.after(patch, run_cases.RunLog, "train", send(signal.SIGINT), step=4)
         run_cases.fit(config("1:4", checkpoint_every=0), tmp_path)
     assert numbers(tmp_path) == {2: [2, 3], 4: [4, 5]}
     assert "nothing is traced" not in capfd.readouterr().out
