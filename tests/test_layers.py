@@ -42,21 +42,21 @@ COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
 # Most lines of each unit, of JavaScript, of tests and of experiments. A number falls with every change that makes room,
 # and rises only by a commit that says what was worth it.
 LINES = {
-    "_internal": 2691,
+    "_internal": 2736,
     "amp": 3633,
-    "checkpoints": 2421,
+    "checkpoints": 2441,
     "config": 884,
-    "data": 4515,
+    "data": 4519,
     "doctor": 372,
     "export": 608,
     "models": 1871,
     "numerics": 4480,
     "precision": 1159,
     "predict": 1008,
-    "train": 4510,
+    "train": 4520,
     "": 667,
     "javascript": 632,
-    "tests": 28363,
+    "tests": 28416,
     "experiments": 6813,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.

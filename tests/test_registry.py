@@ -4,11 +4,12 @@ import pickle
 import shutil
 
 import numpy as np
+import optax
 import pytest
 from PIL import Image
 
 import mixedres
-from mixedres import checkpoints, data, registry
+from mixedres import checkpoints, config, data, registry
 from mixedres.__main__ import run_subcommand
 from mixedres._internal.errors import ConfigError
 from mixedres.config import load_config, optimizer_options
@@ -59,8 +60,7 @@ def test_run_of_own_parts_is_read_by_every_command_that_imports_them(page, tmp_p
 
 
 def test_config_of_the_page_records_what_its_file_registers(page):
-    config = load_config(f"{page}:fp16")
-    plan = mixedres.train.plan(config)
+    plan = mixedres.train.plan(load_config(f"{page}:fp16"))
     assert {entry.partition(":")[0] for entry in plan.config.imports} == OWN
     assert {entry.partition(":")[2] for entry in plan.config.imports} == {str(page)}
 
@@ -91,7 +91,11 @@ def test_augmentation_that_changes_the_dtype_is_refused():
         (None, r"--import=.*\.py cannot be read: No such file or directory; name NAME\.py or a module"),
         ("import nowhere", "there is no module nowhere"),
         ("1 / 0", r"ZeroDivisionError: division by zero \(.*own\.py:1\)"),
-        ("def", "SyntaxError"),
+        ("def", r"own\.py, line 1: invalid syntax$"),
+        ("raise SystemExit(0)", "ends the program; it must only register"),
+        ("open('nothing')", r"FileNotFoundError: .*'nothing' \(.*own\.py:1\)"),
+        ("from mixedres import registry\nregistry.OPTIMIZERS['sgd'] = print", "mixedres has 'sgd' itself"),
+        ("from mixedres import registry\nregistry.OPTIMIZERS.update(one=3)", "'one' must be a function, got 3"),
     ],
 )
 def test_file_that_cannot_be_imported_is_one_line(content, message, tmp_path, capsys):
@@ -102,6 +106,44 @@ def test_file_that_cannot_be_imported_is_one_line(content, message, tmp_path, ca
     (line,) = capsys.readouterr().err.splitlines()
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(line)
+
+
+@pytest.mark.parametrize("given", ["folder", "--import", "", "a/b"])
+def test_what_is_no_module_is_one_line(given, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "folder").mkdir()
+    assert run_subcommand(["mixedres", "train", "--config=digits:fp16", "--import", given]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_dataclass_and_module_name_of_a_file_that_registers(tmp_path, monkeypatch):
+    """A file that uses dataclasses with postponed annotations, and a module: each is recorded as it was given."""
+    code = (
+        "from mixedres import registry\nimport dataclasses\n@dataclasses.dataclass\nclass Own:\n    size: 'int' = 1\n"
+    )
+    (tmp_path / "own_module.py").write_text(
+        code + "registry.SCHEDULES['own'] = lambda progress: Own().size - progress\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for given in (str(tmp_path / "own_module.py"), "own_module"):
+        registry.load(given)
+        assert registry.SCHEDULES.files["own"] == given
+    forget()
+
+
+@pytest.mark.parametrize("made", [lambda parts: None, lambda parts: (optax.sgd,)])
+def test_optimizer_that_makes_no_transformation_is_refused(made, page, monkeypatch):
+    monkeypatch.setitem(registry.OPTIMIZERS, "other", made)
+    with pytest.raises(ConfigError, match=r"config\.optimizer: optimizer 'other' must return transformations"):
+        mixedres.train.plan(config.load_config("digits:fp16,optimizer.name=other,optimizer.nesterov=false"))
+
+
+def test_schedule_that_fails_is_refused_before_anything_is_written(page, tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.SCHEDULES, "other", lambda progress: 1 if progress > 0.5 else 0)
+    with pytest.raises(ConfigError, match=r"config\.schedule: schedule 'other' fails: TracerBool"):
+        mixedres.train.plan(config.load_config("digits:fp16,schedule.name=other"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_optimizer_with_an_option_that_no_key_has_is_refused(page):

@@ -9,16 +9,23 @@ Register in the file of a config, or in a file or module that --import names, wh
 Importing this module imports neither JAX nor NumPy.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import pathlib
+import re
+import shlex
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from mixedres._internal import names
 from mixedres._internal.errors import ConfigError
-from mixedres._internal.files import open_regular
+from mixedres._internal.files import expanded, open_regular
+
+# What is running because of --import or --config: what was given, to which later commands refer.
+_given: list[str] = []
 
 
 class Registry(dict[str, Callable[..., Any]]):
@@ -26,40 +33,56 @@ class Registry(dict[str, Callable[..., Any]]):
 
     Attributes:
       key: the key of the config that takes the names; '' if no key does.
-      files: {name: file that registered it}; what mixedres has is not here.
+      files: {name: file or module that registered it, '' if unknown}; what mixedres has is not here.
     """
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, built_in: str) -> None:
+        """Takes the key, and a regular expression of the names that mixedres has itself."""
         super().__init__()
-        self.key, self.files = key, dict[str, str]()
+        self.key, self.files, self._built_in = key, dict[str, str](), re.compile(built_in)
 
     def __setitem__(self, name: str, function: Callable[..., Any]) -> None:
+        """Registers a function; raises TypeError if it is none, ValueError if mixedres has the name itself."""
+        if not callable(function):
+            raise TypeError(f"{name!r} must be a function, got {function!r}")
+        if self._built_in.fullmatch(name):
+            raise ValueError(f"mixedres has {name!r} itself; register another name")
         super().__setitem__(name, function)
-        self.files[name] = sys._getframe(1).f_globals.get("__file__", "")
+        self.files[name] = _given[-1] if _given else sys._getframe(1).f_globals.get("__file__", "")
 
     def __delitem__(self, name: str) -> None:
         super().__delitem__(name)
         self.files.pop(name, None)
 
+    def update(self, *given: Any, **named: Any) -> None:
+        """Registers several functions."""
+        for name, function in dict(*given, **named).items():
+            self[name] = function
+
+    def add_built_in(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        """Adds what mixedres has itself."""
+        super().update(functions)
+
 
 # (**fields of `models.Network`) -> a network, such as the class of a Flax module; model.name.
-NETWORKS = Registry("model.name")
-# (parts, *, options) -> transformations of optax, in order; optimizer.name. The options are keys of config.optimizer.
-OPTIMIZERS = Registry("optimizer.name")
+NETWORKS = Registry("model.name", r"(cifar_)?resnet\d*|auto")
+# (parts, *, options) -> transformations of optax, in order; optimizer.name. `parts` is `train.optimizers.Parts`. The
+# options are keys of config.optimizer; an argument with a default is no option.
+OPTIMIZERS = Registry("optimizer.name", "|".join(names.OPTIMIZERS))
 # (progress) -> the rate as a fraction of its peak; schedule.name. `progress` is a scalar from 0, after the warm-up, to
 # 1.
-SCHEDULES = Registry("schedule.name")
+SCHEDULES = Registry("schedule.name", "|".join(names.SCHEDULES))
 # (image, rng) -> an image of the same shape and dtype, from the one after crop and flip; data.augment. Images have
 # (height, width, channels), from 0 to 255. `rng` is a `np.random.Generator`.
-AUGMENTATIONS = Registry("data.augment")
+AUGMENTATIONS = Registry("data.augment", "|".join(names.AUGMENTATIONS))
 # (`data.Options`) -> a `data.Source`; data.name.
-SOURCES = Registry("data.name")
+SOURCES = Registry("data.name", "digits|synthetic|cifar10|idx|imagenet2012|folder|tfds:.*")
 # (path) -> ({name: array}, a note or ''), the tensors of a file in one of `checkpoints.LAYOUTS`, by the end of its name
 # such as '.npz'; init_from and --from.
-WEIGHTS = Registry("")
+WEIGHTS = Registry("", r"\.(safetensors|pth|pt|bin|keras|h5|hdf5|index|meta)|")
 # (directory, flat config) -> an object with `write(step, kind, values)` and `close(failed)`, which receives the metrics
 # of every run of this process; `kind` is 'train', 'eval', 'resources' or 'numerics'.
-TRACKERS = Registry("")
+TRACKERS = Registry("", "wandb")
 _BY_KEY = {one.key: one for one in (NETWORKS, OPTIMIZERS, SCHEDULES, AUGMENTATIONS, SOURCES)}
 
 
@@ -71,31 +94,53 @@ def load(given: str) -> None:
     """
     try:
         if given.endswith(".py"):
-            run_file(pathlib.Path(given).expanduser())
-        else:
-            importlib.import_module(given)
+            _check_readable(given)
+            run_file(expanded(given))
+            return
+        with _running(given):
+            if importlib.import_module(given).__file__ is None:
+                raise ModuleNotFoundError(name=given)  # a folder
     except ConfigError:
         raise
-    except OSError as error:
-        raise ConfigError(f"--import={given} cannot be read: {error.strerror}; name NAME.py or a module") from None
     except ModuleNotFoundError as error:
         raise ConfigError(f"--import={given}: there is no module {error.name}; name NAME.py or a module") from None
+    except SystemExit:
+        raise ConfigError(f"--import={given} ends the program; it must only register") from None
+    except SyntaxError as error:
+        raise ConfigError(f"--import={given}: {error.filename}, line {error.lineno}: {error.msg}") from None
     except Exception as error:
         line = traceback.extract_tb(error.__traceback__)[-1]
-        raise ConfigError(
-            f"--import={given}: {type(error).__name__}: {error} ({line.filename}:{line.lineno})"
-        ) from None
+        place = "" if line.filename.startswith("<frozen") else f" ({line.filename}:{line.lineno})"
+        raise ConfigError(f"--import={given}: {type(error).__name__}: {error}{place}") from None
+
+
+def _check_readable(given: str) -> None:
+    try:
+        open_regular(expanded(given)).close()
+    except OSError as error:
+        raise ConfigError(f"--import={given} cannot be read: {error.strerror}; name NAME.py or a module") from None
 
 
 def run_file(path: pathlib.Path) -> Any:
-    """Runs a Python file and returns it as a module, which is not imported under its name."""
+    """Runs a Python file and returns it as a module; dataclasses look it up by a name of its own."""
+    path = path.absolute()
     open_regular(path).close()  # a pipe or a device would never end
-    spec = importlib.util.spec_from_file_location("config_file", path.absolute())
+    spec = importlib.util.spec_from_file_location(f"mixedres_file_{abs(hash(path))}", path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} is not a Python file; name one such as configs/digits.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    with _running(str(path)):
+        spec.loader.exec_module(module)
     return module
+
+
+@contextlib.contextmanager
+def _running(given: str) -> Iterator[None]:
+    _given.append(given)
+    try:
+        yield
+    finally:
+        _given.pop()
 
 
 def needed(config: dict[str, Any]) -> tuple[str, ...]:
@@ -116,5 +161,5 @@ def check_needed(config: Mapping[str, Any], where: object) -> None:
         if key in _BY_KEY and str(config.get(key)) not in _BY_KEY[key]:
             raise ConfigError(
                 f"{where} has {key}={config.get(key)}, which {file} registers; if you trust that file, add "
-                f"--import={file}, or call mixedres.registry.load({file!r})"
+                f"{shlex.quote(f'--import={file}')}, or call mixedres.registry.load({file!r})"
             )

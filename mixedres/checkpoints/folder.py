@@ -1,8 +1,8 @@
 """A checkpoint as a folder of three files: the arrays, the record, and the SHA-256 of both.
 
 A checkpoint is written to ``STEP.tmp``, and is renamed to the number of its step once all of it is on the disk. An old
-checkpoint is renamed back before it is removed. So a folder whose name is a number is whole, whenever the process is
-killed or the machine loses power. Any program that opens .safetensors files opens the arrays.
+checkpoint is renamed to ``STEP.tmp`` before it is removed. So a folder whose name is a number is whole, whenever the
+process is killed or the machine loses power. Any program that opens .safetensors files opens the arrays.
 """
 
 import os
@@ -52,13 +52,23 @@ def write(directory: pathlib.Path, step: int, arrays: Mapping[str, np.ndarray], 
     to_disk(directory)
 
 
-def remove_old(directory: pathlib.Path, keep: int, best: int | None) -> None:
-    """Removes all checkpoints but the newest, `keep` of them, and the one of the step `best`."""
-    for step in steps_in(directory)[:-keep]:
+def remove_old(directory: pathlib.Path, newest: int, keep: int, best: int | None) -> None:
+    """Removes all checkpoints before `newest` but the last `keep`, that one included, and the one of the step `best`.
+
+    Raises the first error after it tried all.
+    """
+    errors = []
+    for step in [step for step in steps_in(directory) if step <= newest][:-keep]:
         if step != best:
             partial = directory / f"{step}.tmp"
-            os.replace(directory / str(step), partial)
-            shutil.rmtree(partial)
+            shutil.rmtree(partial, ignore_errors=True)
+            try:
+                os.replace(directory / str(step), partial)
+                shutil.rmtree(partial)
+            except OSError as error:
+                errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def is_whole(folder: pathlib.Path) -> bool:

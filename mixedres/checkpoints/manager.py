@@ -170,7 +170,7 @@ class Checkpoints:
             if step not in folder.steps_in(self.directory):
                 folder.write(self.directory, step, arrays, record)
             problem = "old checkpoints could not be removed"
-            folder.remove_old(self.directory, self._keep, best)
+            folder.remove_old(self.directory, step, self._keep, best)
         except Exception as error:  # of the disk, the memory or safetensors
             self._failures.append(f"{problem} ({reason(error)})")
 

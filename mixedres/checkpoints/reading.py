@@ -25,7 +25,7 @@ from mixedres.checkpoints.manager import Checkpoints
 from mixedres.checkpoints.weights import WeightsFile
 from mixedres.data import InputSpec
 
-registry.WEIGHTS.update(dict.fromkeys(pytorch_files.ENDINGS, pytorch_files.read))
+registry.WEIGHTS.add_built_in(dict.fromkeys(pytorch_files.ENDINGS, pytorch_files.read))
 # Key in the metadata of a .safetensors file: JSON of `Facts`.
 _ABOUT = "mixedres"
 _SAFETENSORS = ".safetensors"
@@ -127,8 +127,7 @@ def _read_file(path: pathlib.Path) -> WeightsFile:
     if file.suffix == _SAFETENSORS:
         tensors, about = _read_safetensors(file)
     elif file.suffix in registry.WEIGHTS:
-        found, note = registry.WEIGHTS[file.suffix](file)
-        tensors = {str(name): np.asarray(array) for name, array in found.items()}
+        tensors, note = _read_registered(file)
     else:
         known = ", ".join((_SAFETENSORS, *registry.WEIGHTS, *tensorflow_files.KERAS))
         raise WeightsError(
@@ -145,6 +144,17 @@ def _read_file(path: pathlib.Path) -> WeightsFile:
         raise WeightsError(f"{file} holds no ResNet of the layouts {' and '.join(LAYOUTS)} (it has {names} ...)")
     facts = _read_facts(file, layout, about)
     return WeightsFile(file, tensors, layout, batches_of(tensors), note=note, **vars(facts))
+
+
+def _read_registered(file: pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
+    """Returns what the registered reader of a file finds: tensors, and a note."""
+    try:
+        found, note = registry.WEIGHTS[file.suffix](file)
+        return {str(name): np.asarray(array) for name, array in found.items()}, str(note)
+    except (OSError, WeightsError):
+        raise
+    except Exception as error:
+        raise WeightsError(f"the reader of {file.suffix} fails on {file} ({reason(error)})") from error
 
 
 def _without_prefix(tensors: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], str]:

@@ -270,6 +270,6 @@ _BUILT_IN: dict[str, Callable[[Options], Source]] = {
     "imagenet2012": functools.partial(_stored, "imagenet2012"),
     "folder": functools.partial(_stored, "folder"),
 }
-SOURCES.update(_BUILT_IN)
+SOURCES.add_built_in(_BUILT_IN)
 # Names of the built-in data sets.
 NAMES = tuple(_BUILT_IN)

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from mixedres._internal import registry
+from mixedres._internal.errors import one_line
 from mixedres._internal.names import SCHEDULES
 from mixedres._internal.tree import leaf_path
 from mixedres._internal.types import MaskFn, PyTree
@@ -77,6 +78,11 @@ def schedule(
         warmup = jnp.minimum(count / warmup_steps, 1.0) if warmup_steps else 1.0
         return jnp.asarray(peak * warmup * shape, jnp.float32)
 
+    if name in registry.SCHEDULES:
+        try:
+            jax.eval_shape(rate, np.int32(0))  # here, where nothing was written yet
+        except Exception as error:
+            raise ValueError(f"schedule {name!r} fails: {type(error).__name__}: {one_line(error)}") from None
     return rate
 
 
@@ -150,7 +156,7 @@ def _on_matrices(tx: optax.GradientTransformation) -> optax.GradientTransformati
 
 
 # The keyword-only arguments of a function are the options of its optimizer, as `mixedres._internal.names` has them.
-registry.OPTIMIZERS.update({"sgd": _sgd, "lars": _lars, "adamw": _adamw, "muon": _muon})
+registry.OPTIMIZERS.add_built_in({"sgd": _sgd, "lars": _lars, "adamw": _adamw, "muon": _muon})
 
 
 def create(
@@ -194,7 +200,11 @@ def create(
     mask = path_mask(decay_mask)
     parts = Parts(optax.scale_by_learning_rate(learning_rate), optax.add_decayed_weights(weight_decay, mask), mask)
     clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
-    return optax.chain(clip, *registry.OPTIMIZERS[name](parts, **chosen))
+    made = registry.OPTIMIZERS[name](parts, **chosen)
+    chain = made if isinstance(made, tuple) and not hasattr(made, "update") else (made,)
+    if not all(hasattr(one, "init") and hasattr(one, "update") for one in chain):
+        raise ValueError(f"optimizer {name!r} must return transformations of optax, got {made!r:.100}")
+    return optax.chain(clip, *chain)
 
 
 def with_layer_decay(tx: optax.GradientTransformation, factor: float) -> optax.GradientTransformation:

@@ -23,7 +23,7 @@ FAULTS += [{"size": size} for size in (1, 50, 1000, 100_000, 300_000)]
 
 def save(directory, step):
     folder.write(directory, step, {"kernel": np.full((300, 300), step)}, json.dumps({"n": step}))
-    folder.remove_old(directory, 1, None)
+    folder.remove_old(directory, step, 1, None)
 
 
 def save_in_a_child(directory, step, call=-1, error=None, size=resource.RLIM_INFINITY):

@@ -50,6 +50,17 @@ def test_newest_and_the_best_stay(saved):
     assert int(restored["step"]) == 6 and record == {"n": 6, "loss": float("inf")} and damaged == []
 
 
+def test_what_others_left_in_the_directory_costs_no_checkpoint(saved):
+    """A folder of a larger number is no newer checkpoint, and a name that is taken stops one removal alone."""
+    (saved.directory / "999").mkdir(parents=True)
+    for step in range(1, 5):
+        saved.save(step, state(step), {"n": step})
+        failures = saved.finish()
+        (saved.directory / "1.tmp").write_text("")
+    names = {path.name for path in saved.directory.iterdir()}
+    assert names == {"1", "1.tmp", "3", "4", "999"} and "old checkpoints could not be removed" in failures[0]
+
+
 @pytest.fixture
 def slow(monkeypatch):
     """A disk that finishes nothing before the event is set."""

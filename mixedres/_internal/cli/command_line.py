@@ -130,7 +130,7 @@ def _imported(arguments: Sequence[str]) -> list[str]:
         flag, equals, given = argument.partition("=")
         if flag != "--import":
             others.append(argument)
-        elif given := given if equals else next(remaining, ""):
+        elif (given := given if equals else next(remaining, "")) and not given.startswith("--"):
             registry.load(given)
         else:
             raise ConfigError("--import names nothing; write --import=FILE.py or --import=MODULE")
