@@ -1,4 +1,4 @@
-"""What users register: every command that reads the run finds it, or says in one line what to import."""
+"""Registered parts: every command that reads the run finds them, or says in one line what to import."""
 
 import pickle
 import shutil

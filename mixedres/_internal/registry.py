@@ -1,4 +1,4 @@
-"""What a user registers: networks, optimizers, schedules, augmentations, data sets, readers of weights, trackers.
+"""Networks, optimizers, schedules, augmentations, data sets, readers of weights and trackers that users register.
 
 Register in the file of a config, or in a file or module that --import names, which every command takes:
 
@@ -61,6 +61,7 @@ class Registry(dict[str, Callable[..., Any]]):
 
     def add_built_in(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         """Adds what mixedres has itself."""
+        assert all(map(self._built_in.fullmatch, functions)), f"{[*functions]}: {self._built_in.pattern} lacks a name"
         super().update(functions)
 
 

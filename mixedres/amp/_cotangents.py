@@ -139,5 +139,4 @@ def _leading_to_float32(nodes: list[Node]) -> set[Node]:
 
 def _is_on_half(node: Node) -> bool:
     """Returns whether a node computes in half as the original program does."""
-    converts = node.primitive == "convert_element_type"
-    return not converts and not node.widened and any(value.is_half for value in node.outs)
+    return not node.widened and node.primitive != "convert_element_type" and node.on_half

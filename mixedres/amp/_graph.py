@@ -20,7 +20,7 @@ from jax.extend.core import Literal
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jaxprs.module_paths import modules
-from mixedres._internal.tree import FLOAT32, is_half
+from mixedres._internal.tree import FLOAT32, HALF, is_half
 from mixedres._internal.types import Array, Equation
 from mixedres.amp._rules import COPIES, DEVICE_COPIES, GATHERS, JOINS, RUNNING_EXTREMES, Lists
 
@@ -235,6 +235,14 @@ class Node:
         for value in self.outs:
             if value.is_f32:
                 yield from value.consumers
+
+    @property
+    def on_half(self) -> bool:
+        """Returns whether the node computes on half values of the original program, and on none wider than float32."""
+        dtypes = [value.aval.dtype for value in (*self.ins, *self.outs) if hasattr(value.aval, "dtype")]
+        if self.half or self.program or not any(dtype in HALF for dtype in dtypes):
+            return False
+        return not any(jnp.issubdtype(dtype, jnp.inexact) and dtype.itemsize > 4 for dtype in dtypes)
 
     def widen(self) -> None:
         """Makes the node, on half values of the original program, compute in float32."""

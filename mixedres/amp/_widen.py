@@ -1,8 +1,5 @@
 """Choice of the operations on half values of the original program that are computed in float32."""
 
-import jax.numpy as jnp
-
-from mixedres._internal.tree import HALF
 from mixedres.amp._graph import Graph, Node, Value, reach
 from mixedres.amp._rules import COLLECTIVE_SUMS
 
@@ -15,12 +12,6 @@ def widen(graph: Graph) -> None:
     operations read. Other operations read the results in half, as the original program does.
     """
 
-    def on_half(node: Node) -> bool:
-        dtypes = [value.aval.dtype for value in (*node.ins, *node.outs) if hasattr(value.aval, "dtype")]
-        if not any(dtype in HALF for dtype in dtypes) or node.half or node.program:
-            return False
-        return not any(jnp.issubdtype(dtype, jnp.inexact) and dtype.itemsize > 4 for dtype in dtypes)
-
     def needs_float32(node: Node) -> bool:
         if node.primitive == "convert_element_type":
             adds_up = node.scope.is_backward and not added.isdisjoint(readers(node))
@@ -28,7 +19,7 @@ def widen(graph: Graph) -> None:
         return node.category == "deny" and node.primitive not in COLLECTIVE_SUMS
 
     def follows(node: Node) -> bool:
-        return node.category in ("infer", "clear") and node.primitive != "convert_element_type" and on_half(node)
+        return node.category in ("infer", "clear") and node.primitive != "convert_element_type" and node.on_half
 
     def readers(node: Node) -> list[Node]:
         return [reader for value in node.outs if value.is_half for reader in value.consumers]
@@ -44,7 +35,7 @@ def widen(graph: Graph) -> None:
         leads = node.category not in ("allow", "unlisted") and not added.isdisjoint(readers(node))
         if node.primitive == "add_any" or (leads and node.primitive != "convert_element_type"):
             added.add(node)
-    for node in (roots := [node for node in graph.nodes if on_half(node) and needs_float32(node)]):
+    for node in (roots := [node for node in graph.nodes if node.on_half and needs_float32(node)]):
         node.widened = True
     for node in reach(roots, readers, follows):
         node.widened = True

@@ -109,7 +109,7 @@ class SavedStep(TypedDict):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the tensors of a network do not show, as `mixedres.export` writes it beside them; None if it is unknown.
+    """Facts about a network that its tensors do not show, as `mixedres.export` writes them; None if one is unknown.
 
     Attributes:
       network: name of the network, if a run or mixedres recorded it.

@@ -53,9 +53,9 @@ def write(directory: pathlib.Path, step: int, arrays: Mapping[str, np.ndarray], 
 
 
 def remove_old(directory: pathlib.Path, newest: int, keep: int, best: int | None) -> None:
-    """Removes all checkpoints before `newest` but the last `keep`, that one included, and the one of the step `best`.
+    """Removes old checkpoints: of those up to the step `newest` the last `keep` stay, and that of the step `best`.
 
-    Raises the first error after it tried all.
+    Tries to remove each, then raises the first error.
     """
     errors = []
     for step in [step for step in steps_in(directory) if step <= newest][:-keep]:

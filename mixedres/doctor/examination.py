@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import shlex
 import time
@@ -22,6 +23,10 @@ from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch, PyTree
 from mixedres.numerics import ErrorReport, Report, Trial, compare
 from mixedres.train import Experiment, Plan, TrainState, monitor, start
+
+# (loss scale) -> (loss, gradients by name), both divided by the scale; and such a function of a precision.
+GradientAt = Callable[[float], tuple[float, dict[str, np.ndarray]]]
+GradientIn = Callable[[precision.Precision], GradientAt]
 
 
 def examine_network(
@@ -49,10 +54,12 @@ def examine_network(
         reached = [str(probe.step) for probe in report.probes]
         title = f"{name}, {'step' if len(reached) == 1 else 'steps'} {', '.join(reached)}"
         _, exact = _gradient_at(monitor.in_wide_range(experiment), state, batch)(1.0)
-        report = dataclasses.replace(_tried(experiment, state, batch, report, exact), title=title)
+        # One program for each precision: the comparison may ask for the one that was tried.
+        gradient_in = functools.cache(lambda chosen: _gradient_at(experiment.in_precision(chosen), state, batch))
+        report = dataclasses.replace(_tried(experiment.precision, report, gradient_in, exact), title=title)
         if presets:
             console.say(f"comparing gradients in {', '.join(presets)} ...")
-            comparisons = _compare_gradients(experiment, state, batch, report, exact, presets)
+            comparisons = _compare_gradients(report, gradient_in, exact, presets)
             report = dataclasses.replace(report, comparisons=comparisons)
         errors = _compare_operations(experiment, state, batch, report, presets)
     return report, errors
@@ -110,30 +117,22 @@ def _state(plan: Plan, run: pathlib.Path | None) -> TrainState:
     return begun.state
 
 
-def _tried(
-    experiment: Experiment, state: TrainState, batch: Batch, report: Report, exact: dict[str, np.ndarray]
-) -> Report:
+def _tried(own: precision.Precision, report: Report, gradient_in: GradientIn, exact: dict[str, np.ndarray]) -> Report:
     """Returns the report with the gradients of a step in float16, at the loss scales that the advice names."""
     if report.dtype != "float16" or not all(row.is_finite for row in report.rows):
         return report
-    own = experiment.precision
     name = own.name if own.policy.compute_dtype == jnp.float16 else precision.preset_of("float16", own.implementation)
     chosen = precision.get(name, keep_float32=report.keep_float32_pattern)
     console.say(f"trying the gradient in {name} ...")
-    return report.tried(_gradient_at(experiment.in_precision(chosen), state, batch), exact, name)
+    return report.tried(gradient_in(chosen), exact, name)
 
 
 def _compare_gradients(
-    experiment: Experiment,
-    state: TrainState,
-    batch: Batch,
-    report: Report,
-    exact: dict[str, np.ndarray],
-    presets: Sequence[str],
+    report: Report, gradient_in: GradientIn, exact: dict[str, np.ndarray], presets: Sequence[str]
 ) -> tuple[Trial, ...]:
     """Returns the errors of a step's gradients against float32, in every preset at the recommended loss scale.
 
-    A preset with float16 is compared with the advised layers in float32 too. `batch` is on the devices.
+    A preset with float16 is compared with the advised layers in float32 too.
     """
     trials = []
     for name in presets:
@@ -144,8 +143,7 @@ def _compare_gradients(
             chosen[f"{name}, {len(report.keep_float32)} layers in float32"] = kept
         log2_scale = report.recommended_log2_scale if is_half else 0
         for title, one in chosen.items():
-            found = _gradient_at(experiment.in_precision(one), state, batch)(2.0**log2_scale)
-            trials.append(Trial.of(log2_scale, *found, exact, title))
+            trials.append(Trial.of(log2_scale, *gradient_in(one)(2.0**log2_scale), exact, title))
     return tuple(trials)
 
 
@@ -178,9 +176,7 @@ def _at_scale(experiment: Experiment, state: TrainState, loss_scale: float) -> T
     return dataclasses.replace(state, opt_state=state.opt_state._replace(loss_scale=scale))
 
 
-def _gradient_at(
-    experiment: Experiment, state: TrainState, batch: Batch
-) -> Callable[[float], tuple[float, dict[str, np.ndarray]]]:
+def _gradient_at(experiment: Experiment, state: TrainState, batch: Batch) -> GradientAt:
     """Returns a compiled (loss scale) -> (loss, gradients by name) of a step, both divided by the scale."""
     options = experiment.compiler_options | jax_compat.options_for_one_run(experiment.devices[0].platform)
     compiled = experiment.loss_and_grads().lower(_at_scale(experiment, state, 1.0), batch).compile(options)

@@ -7,7 +7,7 @@ import math
 import pathlib
 import re
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import jax
@@ -277,6 +277,7 @@ class Report:
         if not any(map(np.any, exact.values())) or not all(np.isfinite(array).all() for array in exact.values()):
             return self
 
+        @cache
         def is_finite(exponent: int) -> bool:
             return all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(gradient_at(2.0**exponent)))
 

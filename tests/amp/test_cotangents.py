@@ -164,7 +164,7 @@ def test_half_logits_that_the_program_converts_for_each_reader_are_read_in_float
 
 
 def test_half_values_of_the_program_keep_their_rounding_and_their_dtype():
-    """What is lost by a conversion to half stays lost: compensated sums measure it."""
+    """Compensated sums measure what a conversion to half loses."""
 
     def lost(x, w):
         return x - x.astype("bfloat16").astype("float32") + 0 * (x @ w).sum(), (

@@ -127,15 +127,18 @@ def _marked(values: Sequence[Any], of: Sequence[Value], *, passed: bool = False)
     """
 
     def marked(array: Any, value: Value) -> Any:
-        if value.is_half and not isinstance(array, Cell) and meets_float32(value):
-            array = Cell(array, value.aval.dtype)
+        if value.is_half:
+            shared = meets_float32(value)
+            if shared and not isinstance(array, Cell):
+                array = Cell(array, value.aval.dtype)
+        elif isinstance(array, Cell) and array.is_half:
+            shared = sums_in_float32(value)
+        elif not passed:
+            shared = sum(reader.half or reader.saves_half for reader in value.consumers) > 1
+        else:
+            return array
         if isinstance(array, Cell):
-            if value.is_half:
-                array.shared = meets_float32(value)
-            elif array.is_half:
-                array.shared = sums_in_float32(value)
-            elif not passed:
-                array.shared = sum(reader.half or reader.saves_half for reader in value.consumers) > 1
+            array.shared = shared
         return array
 
     return list(map(marked, values, of)) if of else list(values)

@@ -18,7 +18,7 @@ Values = Mapping[str, float | None]
 
 
 class Tracker(Protocol):
-    """What `registry.TRACKERS` makes."""
+    """Receiver of metrics, which a function of `registry.TRACKERS` makes."""
 
     def write(self, step: int, kind: str, values: Values) -> None:
         """Takes {'loss': ...} of `kind` ('train', 'eval', 'resources' or 'numerics') after `step` steps."""
