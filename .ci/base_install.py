@@ -38,7 +38,7 @@ commands = {
     "export": [f"--from={root}/README.md", "--to=there"],
     "doctor": ["--config=digits:fp16"],
     "replay": ["nowhere"],
-    "data.prepare": [f"--from={root}/configs", "--to=there", "--short_side=64"],
+    "photographs.prepare": [f"--from={root}/configs", "--to=there", "--short_side=64"],
 }
 for name, arguments in commands.items():
     done = subprocess.run([sys.executable, "-m", f"mixedres.{name}", *arguments], capture_output=True, text=True)

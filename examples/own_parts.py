@@ -45,7 +45,7 @@ def shift(image, rng):
 class Lines:
     """Prints the top-1 of each evaluation into a file beside the run."""
 
-    def __init__(self, directory, config):
+    def __init__(self, directory, config, first_step):
         self.file = (directory / "evaluations.txt").open("a")
 
     def write(self, step, kind, values):

@@ -6,6 +6,11 @@ nor the trainer. Importing this package imports nothing heavy: each name is impo
 
 from typing import TYPE_CHECKING
 
+# The rooms around the core register what they add to it. A room that is deleted leaves this line as well.
+from mixedres import original as original
+from mixedres import other_libraries as other_libraries
+from mixedres import photographs as photographs
+from mixedres import trackers as trackers
 from mixedres._internal.lazy import importer
 from mixedres._internal.names import __version__ as __version__
 

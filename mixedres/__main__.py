@@ -14,8 +14,8 @@ mixedres COMMAND ...
   export    writes a network for other programs  = python -m mixedres.export
   doctor    examines the numerics of a network   = python -m mixedres.doctor
   replay    explains a step that was not finite  = python -m mixedres.replay
-  check     checks a folder of photographs       = python -m mixedres.data.check
-  prepare   writes a smaller copy of a folder    = python -m mixedres.data.prepare
+  check     checks a folder of photographs       = python -m mixedres.photographs.check
+  prepare   writes a smaller copy of a folder    = python -m mixedres.photographs.prepare
 
 mixedres COMMAND --help says more.
 """
@@ -27,8 +27,8 @@ _COMMANDS = {
     "export": ("mixedres.export.__main__", ()),
     "doctor": ("mixedres.doctor.__main__", ()),
     "replay": ("mixedres.replay", ()),
-    "check": ("mixedres.data.check.__main__", ()),
-    "prepare": ("mixedres.data.prepare", ()),
+    "check": ("mixedres.photographs.check", ()),
+    "prepare": ("mixedres.photographs.prepare", ()),
 }
 
 

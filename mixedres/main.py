@@ -11,6 +11,7 @@ from mixedres._internal.cli import command_line, console, process, signals
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import split_checkpoint
 from mixedres._internal.names import PRESETS
+from mixedres._internal.processes import SINGLE, SingleProcess
 
 if TYPE_CHECKING:
     import pathlib
@@ -61,7 +62,7 @@ _CONTINUES = "a run continues from its newest checkpoint when started again with
 def train_or_evaluate(arguments: Sequence[str]) -> None:
     """Runs the command with these arguments.
 
-    If another process of the run is lost, this process ends with status 4 (`mixedres.train.distributed.STATUS_LOST`),
+    If another process of the run is lost, this process ends with status 4 (`mixedres.hosts.STATUS_LOST`),
     and the function does not return.
 
     Raises:
@@ -83,39 +84,36 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
     # Imported here, and JAX and the models later still, so that a mistake need not wait for them.
     from mixedres import run, train
 
-    def plan(writes: bool = True) -> train.Plan:
-        where = directory if flags.mode == "train" else evaluated
-        return train.plan(flags.config, where, clean=flags.clean, evaluates=flags.mode == "eval", writes=writes)
-
-    is_alone = not flags.distributed and flags.coordinator is None
     recorded = RecordedRun(directory)
     notes = recorded.left_to_command_line(flags.config) if flags.file == config_of_run(place) else []
-    if is_alone:
-        for note in notes:
-            console.say(note)
-        chosen = plan()
-        if flags.mode == "train":
-            run.train_alone(chosen)
-            console.give_up()  # an error of the log ends no run
-            return
-    join = (flags.distributed, flags.coordinator, flags.num_processes, flags.process_id, flags.process_timeout)
-    with train.distributed.join(*join) as group, contextlib.ExitStack() as quiet:
+    with _processes(flags) as group, contextlib.ExitStack() as quiet:
         if not group.is_primary:
             nowhere = quiet.enter_context(open(os.devnull, "w"))
             quiet.enter_context(contextlib.redirect_stdout(nowhere))
-        for note in () if is_alone else notes:
+        for note in notes:
             console.say(note)
         if flags.mode == "eval":
             signals.raise_interrupts()
-        if not is_alone:
-            chosen = plan(writes=group.is_primary)
+        where = directory if flags.mode == "train" else evaluated
+        evaluates = flags.mode == "eval"
+        plan = train.plan(flags.config, where, clean=flags.clean, evaluates=evaluates, writes=group.is_primary)
         if presets is not None:
-            train.compare_presets(chosen, presets, group=group)
-        elif flags.mode == "eval":
-            train.evaluate(chosen, group=group, on_results=run.errors_page(directory))
+            train.compare_presets(plan, presets, group=group)
+        elif evaluates:
+            train.evaluate(plan, group=group, on_results=run.on_results(directory))
         else:
-            train.fit(chosen, group=group)
+            run.train_plan(plan, group)
             console.give_up()  # an error of the log ends no run
+
+
+def _processes(flags: Flags) -> SingleProcess:
+    """Returns the processes of the run, connected."""
+    if not flags.distributed and flags.coordinator is None:
+        return SINGLE
+    from mixedres import hosts
+
+    given = (flags.distributed, flags.coordinator, flags.num_processes, flags.process_id, flags.process_timeout)
+    return hosts.join(*given)
 
 
 def main(argv: Sequence[str]) -> int:

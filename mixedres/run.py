@@ -14,10 +14,12 @@ from ml_collections import ConfigDict
 
 from mixedres import checkpoints, config, data, train
 from mixedres import predict as networks
+from mixedres._internal import registry
 from mixedres._internal.cli.progress import ImageProgress
 from mixedres._internal.cli.python_words import in_python, speaks_python
 from mixedres._internal.errors import ConfigError, WeightsError, config_errors
 from mixedres._internal.files import expanded, split_checkpoint
+from mixedres._internal.processes import SINGLE, SingleProcess
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import workdir as names
 
@@ -227,30 +229,27 @@ def fit(
     stem = pathlib.Path(name or (chosen.data.name if source is None else type(source).__name__)).stem
     directory = expanded(f"runs/{stem}-{chosen.precision.name}" if workdir is None else str(workdir)).absolute()
     plan = train.plan(chosen, directory, source=source, clean=clean)
-    train_alone(plan, on_evaluation)
+    train_plan(plan, on_evaluation=on_evaluation)
     return dataclasses.replace(load(directory), config=plan.config, source=source)
 
 
-def train_alone(plan: train.Plan, on_evaluation: train.OnEvaluation | None = None) -> Record:
-    """Trains in one process, or finds the run finished without a start of the trainer; returns the summary.
-
-    Args and errors: as for `mixedres.train.fit`.
-    """
-    if plan.finished is not None:
+def train_plan(
+    plan: train.Plan, group: SingleProcess = SINGLE, on_evaluation: train.OnEvaluation | None = None
+) -> Record:
+    """Trains, or finds the run finished without importing the trainer; as `mixedres.train.fit`."""
+    if plan.finished is not None and group.count == 1:
         return plan.say_finished()
     assert plan.directory is not None
-    return train.fit(plan, on_results=errors_page(plan.directory), on_evaluation=on_evaluation)
+    return train.fit(plan, group=group, on_results=on_results(plan.directory), on_evaluation=on_evaluation)
 
 
-def errors_page(directory: pathlib.Path) -> train.OnResults:
-    """Returns a function that writes errors.html into `directory`, for `mixedres.train.fit` and `evaluate`."""
+def on_results(directory: pathlib.Path) -> train.OnResults:
+    """Returns what `mixedres.train.fit` and `evaluate` call with the results: all functions of `registry.RESULTS`."""
 
-    def write(experiment: train.Experiment, results: data.ImageResults) -> str:
-        return networks.write_errors(
-            directory / names.ERRORS, results, experiment.source, f"errors of {directory.name}"
-        )
+    def tell(experiment: train.Experiment, results: data.ImageResults) -> str:
+        return "; ".join(filter(None, (made(directory, experiment, results) for made in registry.RESULTS.values())))
 
-    return write
+    return tell
 
 
 def _with(chosen: ConfigDict, overrides: Mapping[str, Any] | None) -> ConfigDict:

@@ -20,12 +20,16 @@ LAYERS = (
     ("config",),
     ("checkpoints",),
     ("train", "predict"),
+    ("doctor", "replay"),
+    # The rooms around the core. Each may be deleted, with its line in `mixedres/__init__.py` and its command.
+    ("export", "hosts", "original", "other_libraries", "photographs", "trackers"),
     ("run",),
-    ("main", "doctor", "replay", "export"),
+    ("main",),
     ("__main__",),
 )
-# The imports within a line.
-BESIDE = {("numerics", "amp"), ("export", "predict")}
+ROOMS = {"export", "hosts", "original", "other_libraries", "photographs", "trackers"}
+# The imports within a line. A command writes what other libraries read.
+BESIDE = {("numerics", "amp"), ("export", "other_libraries")}
 # Imports from outside the standard library: what a unit needs. Units that are not here may import what `train` brings.
 NEEDS = {
     "_internal": {"jax", "jaxlib", "numpy", "tqdm"},
@@ -42,26 +46,31 @@ COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
 # Most lines of each unit, of JavaScript, of tests and of experiments. A number falls with every change that makes room,
 # and rises only by a commit that says what was worth it.
 LINES = {
-    "_internal": 2737,
+    "_internal": 2721,
     "amp": 3634,
-    "checkpoints": 2441,
+    "checkpoints": 1808,
     "config": 884,
-    "data": 4519,
+    "data": 3206,
     "doctor": 368,
-    "export": 608,
     "models": 1871,
     "numerics": 4481,
     "precision": 1159,
-    "predict": 1008,
-    "train": 4524,
-    "": 667,
+    "predict": 602,
+    "train": 3967,
+    "": 669,
+    "export": 590,
+    "hosts": 494,
+    "original": 1135,
+    "other_libraries": 341,
+    "photographs": 1133,
+    "trackers": 212,
     "javascript": 632,
-    "tests": 28416,
+    "tests": 28531,
     "experiments": 6813,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
-DEEP_NAMES = 136
-COMMANDS = ("main", "replay", "predict", "export", "doctor", "data.check", "data.prepare", "__main__")
+DEEP_NAMES = 135
+COMMANDS = ("main", "replay", "predict", "export", "doctor", "photographs.check", "photographs.prepare", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
@@ -113,6 +122,14 @@ def test_imports_point_down():
             assert root in NEEDS[own], f"{own} imports {name}"
 
 
+def test_core_imports_no_room():
+    """What a command gives a run, and what a room registers, is all that the core has of the rooms."""
+    for path in FILES:
+        own, rooms = unit(name_of(path)), {unit(name) for name in imports(path) if name.startswith("mixedres.")} & ROOMS
+        assert own in ROOMS or not rooms or path.name in ("__init__.py", "main.py"), f"{path}: {rooms}"
+        assert own not in ROOMS or rooms <= {own} | {room for beside, room in BESIDE if beside == own}, path
+
+
 def test_libraries_are_imported_only_by_the_listed_files():
     for path in FILES:
         file, roots = str(path.relative_to(PACKAGE)), {name.split(".")[0] for name in imports(path)}
@@ -122,7 +139,7 @@ def test_libraries_are_imported_only_by_the_listed_files():
         if "flax" in roots:
             assert file.startswith("models/") or file == "numerics/counting/linen.py", file
         if "tensorflow" in roots:
-            assert file in ("export/saved_model.py", "checkpoints/tensorflow_files.py"), file
+            assert file in ("export/saved_model.py", "original/weights_files.py"), file
         private = {name for name in imports(path) if "._src" in name or name.startswith("jaxlib")}
         assert not private or file in COMPAT, f"{file} imports {private}"
 
@@ -214,7 +231,7 @@ def test_tests_reach_no_deeper_past_init():
 
 def test_folders_stay_readable():
     entries = [path for path in PACKAGE.iterdir() if path.name not in ("__init__.py", "__pycache__", "py.typed")]
-    assert len(entries) <= 16
+    assert len(entries) - len(ROOMS) <= 16
     for folder in {path.parent for path in FILES}:
         modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
         assert len(modules) <= 12, folder

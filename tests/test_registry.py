@@ -1,5 +1,6 @@
 """Registered parts: every command that reads the run finds them, or says in one line what to import."""
 
+import io
 import pickle
 import shutil
 
@@ -14,6 +15,7 @@ from mixedres.__main__ import run_subcommand
 from mixedres._internal.errors import ConfigError
 from mixedres.config import load_config, optimizer_options
 from tests import ROOT
+from tests.data import made
 
 PAGE = ROOT / "examples" / "own_parts.py"
 OWN = {"model.name", "optimizer.name", "schedule.name", "data.augment"}
@@ -159,9 +161,84 @@ def test_nothing_is_imported_because_a_run_names_it(tmp_path):
 
 
 def test_reader_of_weights_by_the_end_of_a_file(page, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(registry.WEIGHTS, ".npz", lambda path: (np.load(path), "from NumPy"))
+    monkeypatch.setitem(registry.WEIGHTS, ".npz", lambda path: (np.load(path), "from NumPy", {}))
     source = ["--config=digits:fp16", "--config.epochs=1", "--config.num_devices=1"]
     assert run_subcommand(["mixedres", "train", *source, f"--workdir={tmp_path / 'run'}"]) == 0
     np.savez(tmp_path / "weights.npz", **checkpoints.read_weights(tmp_path / "run").tensors)
     assert run_subcommand(["mixedres", "eval", *source, f"--config.init_from={tmp_path / 'weights.npz'}"]) == 0
     assert "from NumPy" in capsys.readouterr().out
+
+
+class Corner:
+    """A resize that takes the first pixels of an image."""
+
+    dtype = np.dtype(np.uint8)
+
+    def write_part(self, data, head, box, out, *, mirror):
+        out[...] = np.asarray(Image.open(io.BytesIO(data)))[: len(out), : len(out)]
+
+    def write_center(self, data, head, out, crop_pct):
+        self.write_part(data, head, None, out, mirror=False)
+
+
+def test_stored_data_set_with_its_own_pixels_and_look(page, tmp_path, monkeypatch):
+    """What the rooms of TensorFlow and of photographs add, a third person adds: images, crops, pixels, a look."""
+    made.write_files(tmp_path / "photos", {f"{name}/{i}.png": b"" for name in "ab" for i in range(5)})
+    pixels = made.noise(9, 12, 3)
+    for path in (tmp_path / "photos").rglob("*.png"):
+        path.write_bytes(made.encoded(pixels, "PNG"))
+    own = data.Preprocessing("own", lambda rng, height, width: None, "corner", (0.0,) * 3, (1.0,) * 3)
+    monkeypatch.setitem(registry.PREPROCESSINGS, "own", lambda: own)
+    monkeypatch.setitem(registry.RESIZES, "corner", Corner)
+    monkeypatch.setitem(registry.LOOKS, "own", lambda data_set, options: f"looked at {len(data_set.train)}")
+    monkeypatch.setitem(registry.SOURCES, "mine:", lambda options, name: data.scan(str(tmp_path / name)))
+    options = {"image_size": 4, "preprocessing": "own", "batch_size": 4}
+    for given in ({"name": "mine:photos"}, {"name": "folder", "dir": str(tmp_path / "photos")}):
+        source = data.load(**given, **options)
+        assert ("looked at 8" in source.note) == (given["name"] == "folder")
+        for batch in (next(source.train_batches(4, seed=0)), next(source.eval_batches(2))):
+            np.testing.assert_array_equal(batch["image"][0], pixels[:4, :4])
+    assert source.input_spec.resize == "corner" and source.input_spec.image_dtype == np.uint8
+
+
+def test_decoding_process_runs_the_file_of_a_preprocessing(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from mixedres import data, registry\n"
+        "own = data.Preprocessing('own', lambda *_: None, 'area', (1.0,) * 3, (2.0,) * 3)\n"
+        "registry.PREPROCESSINGS['own'] = lambda: own\n"
+    )
+    registry.load(str(file))
+    sent = pickle.dumps(data.get_preprocessing("own"))
+    del registry.PREPROCESSINGS["own"]
+    assert pickle.loads(sent).mean == (1.0,) * 3 and registry.PREPROCESSINGS.files["own"] == str(file)
+    del registry.PREPROCESSINGS["own"]
+
+
+class Table:
+    """An output of predict."""
+
+    def __init__(self, path):
+        self.path, self.rows = path, []
+
+    def begin(self, classifier, source, paths):
+        self.classes = len(classifier.class_names)
+
+    def add(self, prediction, square):
+        self.rows.append(f"{prediction.name},{len(prediction.top) == self.classes},{square.shape}")
+
+    def write(self):
+        self.path.write_text("\n".join(self.rows))
+        return f"{len(self.rows)} rows"
+
+
+def test_output_of_predict_by_the_end_of_its_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(registry.OUTPUTS, ".csv", Table)
+    run = ["--config=digits:fp16", "--config.epochs=1", "--config.num_devices=1", f"--workdir={tmp_path / 'run'}"]
+    assert run_subcommand(["mixedres", "train", *run]) == 0
+    Image.fromarray(np.zeros((16, 16), np.uint8)).save(tmp_path / "digit.png")
+    source, out = [f"--from={tmp_path / 'run'}", str(tmp_path / "digit.png")], tmp_path / "p.csv"
+    assert run_subcommand(["mixedres", "predict", *source, f"--out={out}"]) == 0
+    assert out.read_text().endswith(",True,(16, 16, 1)") and f"1 rows: {out}" in capsys.readouterr().err
+    assert run_subcommand(["mixedres", "predict", *source, f"--out={tmp_path / 'p.txt'}"]) == 2
+    assert "must end in .html or .csv" in capsys.readouterr().err

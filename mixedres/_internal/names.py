@@ -52,8 +52,6 @@ def unknown_preset(name: object) -> str:
 LEVELS = ("default", "allow_only", "infer_as_deny")
 # Layouts of `mixedres.checkpoints`: names of a network's tensors.
 LAYOUTS = ("mixedres", "torchvision", "transformers")
-# Preprocessings of stored images in `mixedres.data`.
-PREPROCESSINGS = ("official", "official_fast", "torch")
 # Augmentations of training images in `mixedres.data`.
 AUGMENTATIONS = ("none", "trivial")
 # Implementations of a precision, and precisions of float32 products, as of `Preset`.

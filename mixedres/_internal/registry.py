@@ -1,4 +1,4 @@
-"""Networks, optimizers, schedules, augmentations, data sets, readers of weights and trackers that users register.
+"""The doors of the core: networks, optimizers, data sets, readers of weights and others, registered by their names.
 
 Register in the file of a config, or in a file or module that --import names, which every command takes:
 
@@ -6,7 +6,8 @@ Register in the file of a config, or in a file or module that --import names, wh
 
     registry.SCHEDULES["sqrt"] = lambda progress: (1 - progress) ** 0.5
 
-Importing this module imports neither JAX nor NumPy.
+The rooms around the core, such as `mixedres.original`, register here what they add. Importing this module imports
+neither JAX nor NumPy.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mixedres._internal import names
-from mixedres._internal.errors import ConfigError
+from mixedres._internal.errors import ConfigError, DataError
 from mixedres._internal.files import expanded, open_regular
 
 # What is running because of --import or --config: what was given, to which later commands refer.
@@ -59,6 +60,19 @@ class Registry(dict[str, Callable[..., Any]]):
         for name, function in dict(*given, **named).items():
             self[name] = function
 
+    def found(self, name: str, file: str) -> Callable[..., Any]:
+        """Returns a function in a process that another one started, after running the file that registered it there.
+
+        Raises:
+          DataError: if the file does not register it.
+        """
+        if name not in self and file:
+            load(file)
+        if name not in self:
+            where = f"{file or 'a notebook'} does not register {name!r} in a decoding process"
+            raise DataError(f"{where}; put it into a file that does, or set data.workers=0")
+        return self[name]
+
     def add_built_in(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         """Adds what mixedres has itself."""
         assert all(map(self._built_in.fullmatch, functions)), f"{[*functions]}: {self._built_in.pattern} lacks a name"
@@ -76,15 +90,31 @@ SCHEDULES = Registry("schedule.name", "|".join(names.SCHEDULES))
 # (image, rng) -> an image of the same shape and dtype, from the one after crop and flip; data.augment. Images have
 # (height, width, channels), from 0 to 255. `rng` is a `np.random.Generator`.
 AUGMENTATIONS = Registry("data.augment", "|".join(names.AUGMENTATIONS))
-# (`data.Options`) -> a `data.Source`; data.name.
+# (`data.Options`) -> a `data.Source`, or a `data.Dataset` of encoded images; data.name. After a name that ends in ':',
+# such as 'tfds:', comes the name of a data set: the second argument.
 SOURCES = Registry("data.name", "digits|synthetic|cifar10|idx|imagenet2012|folder|tfds:.*")
-# (path) -> ({name: array}, a note or ''), the tensors of a file in one of `checkpoints.LAYOUTS`, by the end of its name
-# such as '.npz'; init_from and --from.
-WEIGHTS = Registry("", r"\.(safetensors|pth|pt|bin|keras|h5|hdf5|index|meta)|")
-# (directory, flat config) -> an object with `write(step, kind, values)` and `close(failed)`, which receives the metrics
-# of every run of this process; `kind` is 'train', 'eval', 'resources' or 'numerics'.
-TRACKERS = Registry("", "wandb")
-_BY_KEY = {one.key: one for one in (NETWORKS, OPTIMIZERS, SCHEDULES, AUGMENTATIONS, SOURCES)}
+# (`data.Dataset`, `data.Options`) -> a note on the images of a folder before a run, or ''; raises ValueError to refuse.
+LOOKS = Registry("", "photographs")
+# () -> a `data.Preprocessing`, which draws crops of stored images; data.preprocessing.
+PREPROCESSINGS = Registry("data.preprocessing", "official|official_fast|torch")
+# () -> a `data.Resize`, which makes squares of crops; `resize` of a preprocessing.
+RESIZES = Registry("", "area|linear|official")
+# (path) -> ({name: array}, a note or '', {field of `checkpoints.Facts`: value}), the tensors of a file in one of
+# `checkpoints.LAYOUTS`, by the end of its name such as '.npz'; '' is for folders and names of several files. For
+# init_from and --from.
+WEIGHTS = Registry("", r"\.(safetensors|pth|pt|bin|keras|h5|hdf5)|")
+# (file of weights) -> {field of `checkpoints.Facts`: value}, from files beside it; by layout.
+FACTS = Registry("", "torchvision|transformers")
+# (path) -> a `predict.Output`, by the end of the path; predict --out.
+OUTPUTS = Registry("", r"\.html")
+# (directory of the run, `train.Experiment`, `data.ImageResults`) -> words for the last lines, or '', at the end of a
+# run or an evaluation of one process.
+RESULTS = Registry("", "errors")
+# (directory, flat config, step at which this start begins) -> an object with `write(step, kind, values)` and
+# `close(failed)`, which receives the metrics of every run of this process; `kind` is 'train', 'eval', 'resources' or
+# 'numerics'. None: the run has no such tracker.
+TRACKERS = Registry("", "tensorboard|wandb")
+_BY_KEY = {one.key: one for one in (NETWORKS, OPTIMIZERS, SCHEDULES, AUGMENTATIONS, SOURCES, PREPROCESSINGS)}
 
 
 def load(given: str) -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from mixedres._internal.errors import MismatchError, WeightsError
 from mixedres._internal.lazy import importer
 from mixedres._internal.names import LAYOUTS
-from mixedres.checkpoints import huggingface, workdir
+from mixedres.checkpoints import workdir
 from mixedres.checkpoints.documents import (
+    Facts,
     HostState,
     LogState,
     SavedStep,
@@ -36,6 +37,7 @@ __all__ = [
     "Architecture",
     "Checkpoints",
     "Claim",
+    "Facts",
     "HostState",
     "LogState",
     "MismatchError",
@@ -50,7 +52,6 @@ __all__ = [
     "check_identity",
     "from_tensors",
     "host_state",
-    "huggingface",
     "no_sums",
     "portable",
     "read_flat",

@@ -19,9 +19,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from mixedres._internal import coordination
 from mixedres._internal.environment import out_of_memory
 from mixedres._internal.errors import OtherModelError, listed, reason
+from mixedres._internal.processes import SINGLE, SingleProcess
 from mixedres._internal.tree import leaf_path, named_leaves
 from mixedres._internal.types import PyTree, Record
 from mixedres.checkpoints import folder
@@ -36,15 +36,16 @@ class Checkpoints:
         state, record, damaged = saved.restore_newest(like=state)
     """
 
-    def __init__(self, directory: pathlib.Path, keep: int = 1):
+    def __init__(self, directory: pathlib.Path, keep: int = 1, group: SingleProcess = SINGLE):
         """Reads and creates nothing.
 
         Args:
           directory: directory of the checkpoints.
           keep: number of newest checkpoints that stay; older checkpoints are removed.
+          group: the processes of the run; process 0 writes.
         """
         self.directory = directory
-        self._keep = keep
+        self._keep, self._group = keep, group
         self._thread: threading.Thread | None = None
         self._writing: list[int] = []  # the one step that the thread writes
         self._waiting: list[tuple[int, dict[str, np.ndarray], str, int | None]] = []  # arguments of `_write`
@@ -66,7 +67,7 @@ class Checkpoints:
           record: an object of JSON, saved with the state.
           best: step of a checkpoint that is kept beside the newest checkpoints; None: no such checkpoint.
         """
-        if step == self.latest_step() or jax.process_index() != 0:
+        if step == self.latest_step() or not self._group.is_primary:
             return
         try:
             arrays = {name: np.array(leaf, order="C") for name, leaf in named_leaves(state).items()}
@@ -89,7 +90,7 @@ class Checkpoints:
     def finish(self) -> list[str]:
         """Waits, in every process, until all checkpoints are on the disk; returns the lines of `poll`."""
         failures = self.close()
-        coordination.barrier("checkpoints on disk")
+        self._group.barrier("checkpoints on disk")
         return failures
 
     def close(self) -> list[str]:
@@ -113,9 +114,9 @@ class Checkpoints:
         """
         steps = folder.steps_in(self.directory)[::-1] if only is None else [only]
         step = -1
-        if jax.process_index() == 0:  # alone, because a failing disk may show each host something else
+        if self._group.is_primary:  # alone, because a failing disk may show each host something else
             step = next((step for step in steps if folder.is_whole(self.directory / str(step))), -1)
-        step = coordination.broadcast("newest whole checkpoint", step)
+        step = self._group.broadcast("newest whole checkpoint", step)
         damaged = [newer for newer in steps if newer > step]
         if step < 0:
             raise OSError(f"none of the checkpoints in {self.directory} is whole (steps {damaged})")
@@ -135,16 +136,16 @@ class Checkpoints:
 
     def set_aside(self, steps: list[int]) -> None:
         """Renames checkpoints to ``damaged-STEP``, so that a continued run can save those steps again."""
-        for step in steps if jax.process_index() == 0 else ():
+        for step in steps if self._group.is_primary else ():
             path = self.directory / str(step)
             shutil.rmtree(path.with_name(f"damaged-{step}"), ignore_errors=True)
             path.rename(path.with_name(f"damaged-{step}"))
         if steps:
-            coordination.barrier("damaged checkpoints set aside")
+            self._group.barrier("damaged checkpoints set aside")
 
     def remove_partial(self) -> None:
         """Removes the files of interrupted saves. Do not call this during a save."""
-        for path in self.directory.glob("[0-9]*") if jax.process_index() == 0 else ():
+        for path in self.directory.glob("[0-9]*") if self._group.is_primary else ():
             if folder.PARTIAL.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
 

@@ -18,14 +18,13 @@ from mixedres._internal.files import check_weights_exist, parse_json, read_regul
 from mixedres._internal.formats import stamped
 from mixedres._internal.names import LAYOUTS
 from mixedres._internal.types import DType, Json, Record
-from mixedres.checkpoints import huggingface, pytorch_files, tensorflow_files, tensorflow_names, workdir
+from mixedres.checkpoints import workdir
 from mixedres.checkpoints.documents import Facts, read_facts, read_record
 from mixedres.checkpoints.layouts import COUNTER, batches_of, layout_of
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.checkpoints.weights import WeightsFile
 from mixedres.data import InputSpec
 
-registry.WEIGHTS.add_built_in(dict.fromkeys(pytorch_files.ENDINGS, pytorch_files.read))
 # Key in the metadata of a .safetensors file: JSON of `Facts`.
 _ABOUT = "mixedres"
 _SAFETENSORS = ".safetensors"
@@ -113,23 +112,16 @@ def _read_file(path: pathlib.Path) -> WeightsFile:
     file = path
     if path.is_dir():
         file = next((path / name for name in _IN_FOLDER if (path / name).is_file()), path)
-    if file == path and tensorflow_files.is_checkpoint(path):
-        return _of_tensorflow(path, tensorflow_files.read_checkpoint(path))
-    if file.is_dir():
-        raise WeightsError(
-            f"{path} holds neither {' nor '.join(_IN_FOLDER)}, nor a file 'checkpoint' of TensorFlow, nor a SavedModel"
-        )
-    if os.path.lexists(file) and not file.is_file():
+    if os.path.lexists(file) and not file.is_file() and not file.is_dir():
         raise WeightsError(f"{file} is no regular file, or a link to nowhere; name a file of weights or a workdir")
-    if file.suffix in tensorflow_files.KERAS:
-        return _of_tensorflow(file, tensorflow_files.read_keras(file))
-    about, note = None, ""
-    if file.suffix == _SAFETENSORS:
+    kind = (file.suffix or "none") if file.is_file() else ""
+    about, note, facts = None, "", Facts()
+    if kind == _SAFETENSORS:
         tensors, about = _read_safetensors(file)
-    elif file.suffix in registry.WEIGHTS:
-        tensors, note = _read_registered(file)
+    elif kind in registry.WEIGHTS:
+        tensors, note, facts = _read_registered(kind, file)
     else:
-        known = ", ".join((_SAFETENSORS, *registry.WEIGHTS, *tensorflow_files.KERAS))
+        known = ", ".join((_SAFETENSORS, *filter(None, registry.WEIGHTS)))
         raise WeightsError(
             f"{file} is no file of weights; those end in {known}, and a checkpoint of TensorFlow is named without "
             ".index, .meta or .data-00000-of-00001"
@@ -142,19 +134,19 @@ def _read_file(path: pathlib.Path) -> WeightsFile:
     if layout is None:
         names = ", ".join(sorted(tensors)[:3]) or "no tensor"
         raise WeightsError(f"{file} holds no ResNet of the layouts {' and '.join(LAYOUTS)} (it has {names} ...)")
-    facts = _read_facts(file, layout, about)
+    facts = _read_facts(file, layout, about, facts)
     return WeightsFile(file, tensors, layout, batches_of(tensors), note=note, **vars(facts))
 
 
-def _read_registered(file: pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
-    """Returns what the registered reader of a file finds: tensors, and a note."""
+def _read_registered(kind: str, file: pathlib.Path) -> tuple[dict[str, np.ndarray], str, Facts]:
+    """Returns what the registered reader of a kind of files finds: tensors, a note, and facts."""
     try:
-        found, note = registry.WEIGHTS[file.suffix](file)
-        return {str(name): np.asarray(array) for name, array in found.items()}, str(note)
+        found, note, facts = registry.WEIGHTS[kind](file)
+        return {str(name): np.asarray(array) for name, array in found.items()}, str(note), read_facts(facts, file)
     except (OSError, WeightsError):
         raise
     except Exception as error:
-        raise WeightsError(f"the reader of {file.suffix} fails on {file} ({reason(error)})") from error
+        raise WeightsError(f"the reader of {kind or 'folders'} fails on {file} ({reason(error)})") from error
 
 
 def _without_prefix(tensors: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], str]:
@@ -169,34 +161,19 @@ def _without_prefix(tensors: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarra
     return tensors, removed
 
 
-def _of_tensorflow(path: pathlib.Path, variables: Mapping[str, np.ndarray]) -> WeightsFile:
-    """Returns the weights of variables of TensorFlow or Keras, in the layout 'mixedres'."""
+def _read_facts(file: pathlib.Path, layout: str, about: str | None, facts: Facts) -> Facts:
+    """Returns the facts beside the tensors: of the file's reader, its metadata, or files beside it."""
     try:
-        tensors, facts, note = tensorflow_names.find_network(variables)
-    except WeightsError as error:
-        raise WeightsError(f"{path} {error}") from None
-    return WeightsFile(path, _checked(path, tensors), "mixedres", note=note, **vars(facts))
-
-
-def _read_facts(file: pathlib.Path, layout: str, about: str | None) -> Facts:
-    """Returns the facts beside the tensors: from the file's metadata, or from JSON files of transformers and timm."""
-    try:
-        facts = read_facts(parse_json(about) if about else {}, file)
+        facts = read_facts(parse_json(about), file) if about else facts
         models.check_options(facts.options)
         if facts.network not in (None, *models.NETWORKS):
             there = ", ".join(models.NETWORKS) or "none"
             raise ValueError(f"network {facts.network!r}; mixedres.models.NETWORKS has {there}")
     except (ValueError, TypeError) as error:
         raise WeightsError(f"{file}: the metadata that mixedres wrote cannot be read ({error})") from None
-    config, processor = file.with_name(huggingface.CONFIG), file.with_name(huggingface.PROCESSOR)
     known: Record = {"input": facts.input}
     try:
-        if layout == "torchvision" and config.is_file():
-            known |= huggingface.read_timm_config(config)
-        if layout == "transformers" and config.is_file():
-            known["version"], known["class_names"] = huggingface.read_network_config(config)
-        if layout == "transformers" and processor.is_file():
-            known["input"] = huggingface.read_processor_config(processor)
+        known |= registry.FACTS[layout](file) if layout in registry.FACTS else {}
         if known["input"] is not None:
             known["input"] = InputSpec.from_json(known["input"]).to_json()
     except ValueError as error:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
-from collections.abc import Callable, Iterator
+import os
+import pathlib
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mixedres._internal import registry
+from mixedres._internal.files import expanded
 from mixedres._internal.names import (
     ANY,
     AUGMENTATIONS,
     FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
-    PREPROCESSINGS,
     REACHABLE,
     SIDE,
     UNIT,
@@ -30,9 +31,17 @@ from mixedres.data.sources import Source, Synthetic
 
 if TYPE_CHECKING:
     from mixedres.data.images.augment import Augmentation
+    from mixedres.data.images.preprocessing import Preprocessing
 
-# Beginning of the names of data sets that TensorFlow Datasets prepared.
-PREFIX = "tfds:"
+
+def _torch() -> Preprocessing:
+    from mixedres.data.images.preprocessing import TORCH
+
+    return TORCH
+
+
+registry.PREPROCESSINGS.add_built_in({"torch": _torch})
+
 # Normalizations of synthetic images.
 NORMALIZATIONS = ("raw", "official", "torch", "per_image")
 
@@ -61,7 +70,12 @@ class Options:
     )
     train_examples: int | None = _option(int, None, "length of an epoch of synthetic data", POSITIVE)
     background: bool = _option(bool, False, "an additional class 0, without examples, as in TensorFlow's r1")
-    preprocessing: str = _option(str, "torch", "crops and scaling of stored images", one_of(*PREPROCESSINGS))
+    preprocessing: str = _option(
+        str,
+        "torch",
+        "crops and scaling of stored images",
+        one_of(*registry.PREPROCESSINGS, or_of=registry.PREPROCESSINGS),
+    )
     crop_area: float | None = _option(
         float, None, "smallest fraction of the area in a training crop of stored images; not set: 0.08", REACHABLE
     )
@@ -122,7 +136,7 @@ class Options:
 
 
 def load(name: str, **options: Any) -> Source:
-    """Returns the data set called `name`: a key of `SOURCES`, or 'tfds:' and the name of any prepared data set.
+    """Returns the data set called `name`: a key of `SOURCES`, such as 'digits', or as 'tfds:' with a name behind it.
 
     Args:
       name: name of the data set.
@@ -132,19 +146,29 @@ def load(name: str, **options: Any) -> Source:
       ValueError: for an unknown name, and for data that is missing or cannot be used; the message says what to do.
     """
     chosen = Options(**options)
-    make = SOURCES.get(name, functools.partial(_stored, name) if name.startswith(PREFIX) else None)
-    if make is not None:
-        try:
-            source: Source = make(chosen)
-            return source
-        except OSError as error:
-            raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from error
-    near = difflib.get_close_matches(name, SOURCES, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(
-        f"data set {name!r} is unknown; {hint}use one of {', '.join(SOURCES)}, or {PREFIX}NAME; mixedres.fit and "
-        "Run.evaluate take a data set of your own (source=)"
-    )
+    prefix, colon, rest = name.partition(":")
+    make, given = SOURCES.get(prefix + colon), (chosen, rest) if colon else (chosen,)
+    if make is None:
+        near = difflib.get_close_matches(name, SOURCES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(
+            f"data set {name!r} is unknown; {hint}use one of {', '.join(_shown(SOURCES))}; mixedres.fit and "
+            "Run.evaluate take a data set of your own (source=)"
+        )
+    try:
+        found: Source | Dataset = make(*given)
+        return _loader(found, chosen) if isinstance(found, Dataset) else found
+    except OSError as error:
+        raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+
+def _shown(names: Iterable[str]) -> list[str]:
+    return [f"{name}NAME" if name.endswith(":") else name for name in names]
+
+
+def default_directory(options: Options) -> pathlib.Path:
+    """Returns the directory of data sets that have a usual place, by the rules of TensorFlow Datasets."""
+    return expanded(options.dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").absolute()
 
 
 def _directory(options: Options, what: str) -> str:
@@ -163,7 +187,11 @@ def _digits(options: Options) -> Source:
 def _cifar10(options: Options) -> Source:
     from mixedres.data.datasets.cifar10 import load_cifar10
 
-    return load_cifar10(options.dir, **options.in_memory)
+    def prepared() -> Dataset:
+        found: Dataset = SOURCES["tfds:"](dataclasses.replace(options, train_split=None, eval_split=None), "cifar10")
+        return found
+
+    return load_cifar10(default_directory(options), prepared, **options.in_memory)
 
 
 def _idx(options: Options) -> Source:
@@ -204,29 +232,26 @@ def _synthetic_normalization(options: Options) -> tuple[tuple[float, ...] | None
     return get_preprocessing(name).normalization(options.channels)
 
 
-def _stored(name: str, options: Options) -> Source:
-    """Returns a loader of stored images."""
-    from mixedres.data.check import quick_look
-    from mixedres.data.datasets import folder, tfds
+def _folder(options: Options) -> Dataset:
+    from mixedres.data.datasets import folder
+
+    root, splits = _directory(options, "the folder of images"), (options.train_split, options.eval_split)
+    data_set = folder.scan(root, *splits, options.eval_fraction, options.split_seed)
+    notes = (look(data_set, options) for look in registry.LOOKS.values())
+    return dataclasses.replace(data_set, note="; ".join(filter(None, (data_set.note, *notes))))
+
+
+def _loader(data_set: Dataset, options: Options) -> Source:
+    """Returns the loader of stored images."""
     from mixedres.data.images import decoding, loader, worker_processes
     from mixedres.data.images.preprocessing import get_preprocessing
 
-    if options.on_error not in loader.ON_ERROR:
-        raise ValueError(f"on_error is {options.on_error!r}; it must be {' or '.join(loader.ON_ERROR)}")
     preprocessing = get_preprocessing(options.preprocessing, options.crop_area)
-    if options.augment != "none" and preprocessing.image_dtype != np.uint8:
+    if options.augment != "none" and preprocessing.squares.dtype != np.uint8:
         raise ValueError(
             f"augment={options.augment} needs uint8 images, and preprocessing={preprocessing.name} makes "
-            f"{preprocessing.image_dtype}; set data.preprocessing=official_fast or torch, or data.augment=none"
+            f"{preprocessing.squares.dtype}; set data.preprocessing=official_fast or torch, or data.augment=none"
         )
-    splits = (options.train_split, options.eval_split)
-    max_pixels = decoding.most_pixels(options.max_pixels)
-    if name == "folder":
-        root = _directory(options, "the folder of images")
-        data_set = folder.scan(root, *splits, options.eval_fraction, options.split_seed)
-        data_set = quick_look.look(data_set, root, refuse=options.on_error == "raise", max_pixels=max_pixels)
-    else:
-        data_set = tfds.open_data_set(name.removeprefix(PREFIX), options.dir, *splits)
     if options.background:
         data_set = with_background(data_set)
     data_set = dataclasses.replace(data_set, note="; ".join(filter(None, _notes(data_set, options))))
@@ -247,7 +272,7 @@ def _stored(name: str, options: Options) -> Source:
         threads=options.threads or max(1, cpus // max(1, options.workers)),
         workers=options.workers,
         on_error=options.on_error,
-        max_pixels=max_pixels,
+        max_pixels=decoding.most_pixels(options.max_pixels),
     )
 
 
@@ -262,14 +287,4 @@ def _notes(data_set: Dataset, options: Options) -> Iterator[str]:
         yield "the test examples are the training examples"
 
 
-_BUILT_IN: dict[str, Callable[[Options], Source]] = {
-    "digits": _digits,
-    "synthetic": _synthetic,
-    "cifar10": _cifar10,
-    "idx": _idx,
-    "imagenet2012": functools.partial(_stored, "imagenet2012"),
-    "folder": functools.partial(_stored, "folder"),
-}
-SOURCES.add_built_in(_BUILT_IN)
-# Names of the built-in data sets.
-NAMES = tuple(_BUILT_IN)
+SOURCES.add_built_in({"digits": _digits, "synthetic": _synthetic, "cifar10": _cifar10, "idx": _idx, "folder": _folder})

@@ -6,19 +6,31 @@ import dataclasses
 import math
 import operator
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mixedres._internal.names import MOST_SIDE
+from mixedres._internal.registry import RESIZES
 from mixedres._internal.types import Json, Record
 
-# Ways to resize an image, each with the dtype of the result: 'area' and 'linear' round, 'official' does not.
-RESIZES: dict[str, np.dtype] = {
-    "area": np.dtype(np.uint8),
-    "linear": np.dtype(np.uint8),
-    "official": np.dtype(np.float32),
-}
+if TYPE_CHECKING:
+    from mixedres.data.images.squares import Resize
 
+
+def _area() -> Resize:
+    from mixedres.data.images import squares
+
+    return squares.AREA
+
+
+def _linear() -> Resize:
+    from mixedres.data.images import squares
+
+    return squares.LINEAR
+
+
+RESIZES.add_built_in({"area": _area, "linear": _linear})
 # Most channels of an image: more are a mistake or an attack.
 MOST_CHANNELS = 64
 
@@ -35,8 +47,8 @@ class InputSpec:
       std: standard deviation per channel on the scale 0 to 255; None if `mean` is None.
       crop_pct: side of the central square as a fraction of the image's shorter side, in (0, 1].
       resize: 'area': average over areas if the image becomes smaller, else interpolate linearly; 'linear': always
-        interpolate between the four nearest pixels; 'official': as TensorFlow's official ResNet, see
-        `mixedres.data.images.official`.
+        interpolate between the four nearest pixels; 'official': as TensorFlow's official ResNet; or a name of
+        `registry.RESIZES`.
     """
 
     shape: tuple[int, int, int]
@@ -76,9 +88,15 @@ class InputSpec:
         return height == width and channels in (1, 3)
 
     @property
+    def squares(self) -> Resize:
+        """Returns what makes squares of the files of images."""
+        found: Resize = RESIZES[self.resize]()
+        return found
+
+    @property
     def image_dtype(self) -> np.dtype:
         """Returns the dtype of the pixels, uint8 or float32; the scale is 0 to 255."""
-        return RESIZES[self.resize]
+        return self.squares.dtype
 
     def to_json(self) -> Record:
         """Returns the spec as an object of JSON."""

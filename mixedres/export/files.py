@@ -105,7 +105,7 @@ def read_photograph(path):  # upright, the square in the middle, {height}x{width
     return resize(part, size, size, by_area).reshape({height}, {width}, {channels})
 """
 
-# As `mixedres.data.images.official` computes.
+# As `mixedres.original.pixels` computes.
 _READ_OFFICIAL = """\
 def read_photograph(path):  # upright, the middle after the shorter side has become {resized} pixels
     from PIL import Image, ImageOps

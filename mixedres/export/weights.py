@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import pathlib
 import shutil
 from typing import TYPE_CHECKING
@@ -39,6 +38,7 @@ def write_converted(options: argparse.Namespace) -> None:
     if options.to.exists():
         raise ConfigError(f"--to={options.to} exists; name another")
     from mixedres import checkpoints
+    from mixedres.other_libraries import config_files
 
     try:
         file = checkpoints.read_weights(command_line.path(options.source))
@@ -47,7 +47,7 @@ def write_converted(options: argparse.Namespace) -> None:
         if is_file:
             checkpoints.write_weights(options.to, tensors, file.metadata)
         else:
-            _write_folder(options.to, tensors, _sidecar_files(file))
+            _write_folder(options.to, tensors, config_files(file))
     except (WeightsError, ValueError) as error:
         raise ConfigError(str(error)) from None
     except OSError as error:
@@ -91,21 +91,3 @@ def converted(file: WeightsFile, layout: str) -> dict[str, np.ndarray]:
     if file.layout == layout:
         return file.tensors
     return checkpoints.to_tensors(file.variables(), layout, file.batches)
-
-
-def _sidecar_files(file: WeightsFile) -> dict[str, Record]:
-    """Returns {name: content} of the JSON files that transformers reads beside these weights."""
-    from mixedres import models
-    from mixedres.checkpoints import huggingface
-    from mixedres.data import InputSpec
-
-    if file.input:
-        InputSpec.from_json(file.input)  # raises ValueError if the file has no valid input
-    name = file.name
-    if file.architecture is None or name is None or name.startswith("cifar_"):
-        raise ValueError(f"transformers has no network like {file.path}; write --to=FILE.safetensors")
-    version = file.version or models.default_version(name)
-    facts = dataclasses.asdict(file.architecture)
-    config = huggingface.network_config(**facts, version=version, names=file.class_names or ())
-    files = {huggingface.CONFIG: config, huggingface.PROCESSOR: huggingface.processor_config(file.input)}
-    return {name: content for name, content in files.items() if content}

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import collections
 import itertools
 import json
-import math
 import os
 import pathlib
-import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from mixedres._internal import registry
 from mixedres._internal.cli import command_line, console, process
 from mixedres._internal.errors import ConfigError, DataError, reason
-from mixedres._internal.files import expanded, split_checkpoint
 from mixedres.predict.arguments import add_arguments, find_images
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from mixedres.predict.gallery import Gallery, Tile
-    from mixedres.predict.inference import Prediction
+    from mixedres.predict.inference import Output, Prediction
 
 _T = TypeVar("_T")
 DESCRIPTION = """\
@@ -50,39 +44,34 @@ def predict_images(arguments: Sequence[str]) -> None:
 
 def _classify(options: argparse.Namespace, paths: Sequence[str]) -> None:
     from mixedres.predict.classifier import read_classifier
-    from mixedres.predict.gallery import Gallery
     from mixedres.predict.inference import predictions, prepare
 
     classifier = read_classifier(options)
-    names = classifier.class_names
     for note in classifier.notes:
         console.complain(f"note: {note}")
-    gallery, unreadable = Gallery(), 0
-    counts = collections.Counter(map(_normal, names))
-    by_name = {_normal(name): index for index, name in enumerate(names) if counts[_normal(name)] == 1}
-    parts = _parts(options.source, paths) if options.out else {}
-    show = not options.out or options.json
-    # The loss of an image on the page may need the probability of any class.
-    top = len(names) if options.out else options.topk
+    output, unreadable, show = options.output, dict[str, str](), not options.out or options.json
+    if output is not None:
+        output.begin(classifier, options.source, paths)
+    # The loss of an image may need the probability of any class.
+    top = options.topk if output is None else len(classifier.class_names)
     found = predictions(prepare(classifier, len(paths), options.batch_size), paths, top)
     for prediction, square in found if show else _counted(found, len(paths)):
         if prediction.error and len(paths) == 1 and not options.json:
             raise ConfigError(f"{prediction.image}: {prediction.error}")
         if show:
             _show(prediction, options.topk, as_json=options.json)
-        unreadable += bool(prediction.error)
-        if options.out and square is not None:
-            gallery.add(_tile(prediction, square, by_name, parts))
-        elif options.out:
-            gallery.unreadable[prediction.image] = prediction.error
-    for path, error in () if show else gallery.unreadable.items():
+        if prediction.error:
+            unreadable[prediction.image] = prediction.error
+        if output is not None:
+            output.add(prediction, square)
+    for path, error in () if show else unreadable.items():
         console.complain(f"{_readable(path)}: {error}")
-    if unreadable == len(paths):
+    if len(unreadable) == len(paths):
         raise ConfigError(f"none of the {len(paths)} files could be classified")
-    if options.out:
-        _save(options.out, gallery)
+    if output is not None:
+        _save(options.out, output)
     if unreadable:
-        raise DataError(f"{unreadable} of the {len(paths)} files could not be classified")
+        raise DataError(f"{len(unreadable)} of the {len(paths)} files could not be classified")
 
 
 def _counted(found: Iterator[_T], total: int) -> Iterator[_T]:
@@ -110,14 +99,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         given = getattr(options, name)
         if given is not None and given < 1:
             raise ConfigError(f"--{name}={given} must be at least 1")
+    options.output = None
     if options.out:
-        if options.out.suffix.lower() != ".html":
-            raise ConfigError(f"--out={options.out} must end in .html")
-        if os.path.lexists(options.out):
-            from mixedres.predict.gallery import is_sheet  # which imports OpenCV
-
-            if not is_sheet(options.out):
-                raise ConfigError(f"--out={options.out} exists, and predict did not write it; name another")
+        kind = options.out.suffix.lower()
+        if kind not in registry.OUTPUTS:
+            raise ConfigError(f"--out={options.out} must end in {' or '.join(registry.OUTPUTS)}")
+        options.output = registry.OUTPUTS[kind](options.out)
         if not os.access(options.out.parent, os.W_OK | os.X_OK):
             raise ConfigError(f"--out={options.out} cannot be written; name a file in a writable folder")
     return options
@@ -139,59 +126,12 @@ def _readable(path: str) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")  # not every path is UTF-8
 
 
-def _parts(source: str, paths: Sequence[str]) -> dict[str, str]:
-    """Returns {path: 'training' or 'test'} of the images of the folder that a run was trained on.
-
-    Returns {} if the network is not of such a run, if the folder has other images now, and if none of `paths` is in it:
-    a run may be a stranger's, and only a folder that the command names is read.
-    """
-    from mixedres.checkpoints import RecordedRun
-    from mixedres.data import scan
-
-    recorded = RecordedRun(split_checkpoint(command_line.path(source))[0])
-    config = recorded.config() or {}
-    if config.get("data.name") != "folder" or not config["data.dir"]:
-        return {}
-    division = ("train_split", "eval_split", "eval_fraction", "split_seed")
+def _save(path: pathlib.Path, output: Output) -> None:
     try:
-        root = pathlib.Path(os.path.abspath(expanded(config["data.dir"])))
-        if not any(root in pathlib.Path(os.path.abspath(path)).parents for path in paths):
-            return {}
-        data_set = scan(root, **{name: config[f"data.{name}"] for name in division})
-    except (OSError, ValueError):
-        return {}
-    if data_set.fingerprint() != (recorded.data() or {}).get("fingerprint"):
-        return {}
-    parts = {"training": data_set.train, "test": data_set.eval}
-    return {part.file_name(index): name for name, part in parts.items() for index in range(len(part))}
-
-
-def _tile(prediction: Prediction, square: np.ndarray, by_name: Mapping[str, int], parts: Mapping[str, str]) -> Tile:
-    """Returns the tile of an image; the class of the image is the name of its folder, if that is a class."""
-    from mixedres.predict.gallery import Tile, short_name
-
-    path = os.path.abspath(prediction.image)
-    label = by_name.get(_normal(os.path.basename(os.path.dirname(path))))
-    truth = None if label is None else prediction.labels.index(label)
-    # The smallest float32: the loss of a probability that is rounded to 0 is 87.
-    loss = None if truth is None else -math.log(max(prediction.top[truth][1], 2.0**-126))
-    part = parts.get(path, "")
-    return Tile(
-        short_name(path), square, prediction.top, truth, loss, photograph=path, path=prediction.image, part=part
-    )
-
-
-def _normal(name: str) -> str:
-    """Returns a name in one Unicode spelling: macOS writes accents as characters of their own."""
-    return unicodedata.normalize("NFC", name)
-
-
-def _save(path: pathlib.Path, gallery: Gallery) -> None:
-    try:
-        gallery.write(path, path.stem, [gallery.summary()])
+        line = output.write()
     except OSError as error:
         raise DataError(f"--out={path} could not be written ({reason(error)})") from None
-    console.complain(f"{gallery.summary()}: {path}")
+    console.complain(f"{line}: {path}")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -6,7 +6,8 @@ import os
 
 from mixedres._internal.cli import command_line, console
 from mixedres._internal.errors import ConfigError
-from mixedres._internal.names import PREPROCESSINGS, PRESETS
+from mixedres._internal.names import PRESETS
+from mixedres.data import PREPROCESSINGS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=tuple(PRESETS), help="default: the run's precision; fp32 for weights")
     parser.add_argument("--labels", help="file of class names: one a line, or a JSON list")
     parser.add_argument("--image_size", type=int, help="height and width of the network's input")
-    parser.add_argument("--preprocessing", choices=PREPROCESSINGS, help="how images become squares")
+    parser.add_argument("--preprocessing", choices=tuple(PREPROCESSINGS), help="how images become squares")
     parser.add_argument("--model_version", choices=("1", "1.5"), help="of a ResNet whose weights do not tell it")
 
 

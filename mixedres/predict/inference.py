@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -36,6 +36,19 @@ class Prediction(NamedTuple):
     error: str = ""
     top: Sequence[tuple[str, float]] = ()
     labels: Sequence[int] = ()
+
+
+class Output(Protocol):
+    """What predict writes with --out=FILE; a function of `registry.OUTPUTS` makes it of the path of the file."""
+
+    def begin(self, classifier: Classifier, source: str, paths: Sequence[str]) -> None:
+        """Takes the network, what --from names, and the paths of all images."""
+
+    def add(self, prediction: Prediction, square: np.ndarray | None) -> None:
+        """Takes an image, whose prediction has all classes, and the network's input; None if there is an error."""
+
+    def write(self) -> str:
+        """Writes the file, and returns a line about it; raises OSError if it cannot be written."""
 
 
 # Images of a batch for each device. On a CPU batches of 4 to 8 take the least time for an image: ResNet-50 in bfloat16

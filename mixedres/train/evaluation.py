@@ -9,19 +9,19 @@ import jax
 import numpy as np
 
 from mixedres import data, precision
-from mixedres._internal import coordination, environment
+from mixedres._internal import environment
 from mixedres._internal.cli import console
 from mixedres._internal.cli.compilation import compilation_cache
 from mixedres._internal.cli.progress import ImageProgress
 from mixedres._internal.errors import DataError
 from mixedres._internal.names import __version__
+from mixedres._internal.processes import SINGLE, SingleProcess
 from mixedres._internal.types import Batch, CompiledStep, Metrics, Record
 from mixedres.checkpoints import RecordedRun
 from mixedres.train import start
-from mixedres.train.distributed import SINGLE, SingleProcess
-from mixedres.train.distributed.opening import compare
 from mixedres.train.experiment import Experiment
 from mixedres.train.metrics.log import InFlight
+from mixedres.train.opening import compare
 from mixedres.train.planning import Plan
 from mixedres.train.step import TrainState
 
@@ -49,7 +49,7 @@ def evaluate(plan: Plan, *, group: SingleProcess = SINGLE, on_results: OnResults
       ConfigError: if the processes differ, or no checkpoint is whole.
     """
     experiment = plan.experiment
-    with compilation_cache(plan.config.compilation_cache):
+    with compilation_cache(plan.config.compilation_cache, group):
         state, description = _weights(plan, group)
         step = compile_step(experiment, state)
         environment.check_memory(step, experiment.devices, "a smaller config.batch_size or config.data.image_size")
@@ -80,7 +80,7 @@ def compare_presets(plan: Plan, presets: Sequence[str], *, group: SingleProcess 
       network returns an infinity or NaN.
     """
     experiment = plan.experiment
-    with compilation_cache(plan.config.compilation_cache):
+    with compilation_cache(plan.config.compilation_cache, group):
         state, description = _weights(plan, group)
         names = list(dict.fromkeys((BASELINE, *presets)))
         console.show(f"{description}, in {len(names)} precisions:")
@@ -146,7 +146,7 @@ def sum_over_images(
     with data.Prefetch(batches, put, give_up=should_stop) as ready, contextlib.suppress(data.GaveUp):
         with group.pause():
             ready.fill()
-            coordination.barrier("evaluation")
+            group.barrier("evaluation")
         for index, batch in enumerate(ready):
             if should_stop():
                 break
@@ -226,7 +226,7 @@ def _weights(plan: Plan, group: SingleProcess) -> tuple[TrainState, str]:
         begun = start.Start(start.new_state(experiment, plan.initial), initial=plan.initial)
     else:
         compare(plan, directory, group)
-        begun = start.latest_start(experiment, directory, plan.initial)
+        begun = start.latest_start(experiment, directory, plan.initial, group)
     given = f"weights of {plan.config.init_from}"
     description = given if begun.host is None else f"step {int(begun.state.step)}"
     where = given if begun.host is None else f"{directory}, {description}"

@@ -13,13 +13,13 @@ from mixedres._internal.cli.compilation import CompilationCounter
 from mixedres._internal.cli.signals import StopSignal
 from mixedres._internal.errors import Stopped, TrainingError
 from mixedres._internal.formats import stamped
+from mixedres._internal.processes import SingleProcess
 from mixedres._internal.types import Batch, CompiledStep, Metrics, Record
 from mixedres.checkpoints import Claim
 from mixedres.train import evaluation, step
 from mixedres.train.debug import nonfinite, replicas
 from mixedres.train.debug.monitor import Sampler
 from mixedres.train.debug.profiler import Profiler
-from mixedres.train.distributed import SingleProcess
 from mixedres.train.experiment import Experiment
 from mixedres.train.metrics.log import InFlight, RunLog
 

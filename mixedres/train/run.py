@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 from mixedres import checkpoints, data
-from mixedres._internal import coordination, environment
+from mixedres._internal import environment
 from mixedres._internal.cli import console
 from mixedres._internal.cli.compilation import CompilationCounter
 from mixedres._internal.cli.progress import StepProgress
@@ -27,20 +27,20 @@ from mixedres._internal.cli.signals import StopSignal
 from mixedres._internal.errors import TrainingError
 from mixedres._internal.files import write_json
 from mixedres._internal.formats import stamped
+from mixedres._internal.processes import SINGLE, SingleProcess
 from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import Record
 from mixedres.checkpoints import workdir
 from mixedres.train import evaluation, start, step
 from mixedres.train.debug import profiler
 from mixedres.train.debug.monitor import Sampler
-from mixedres.train.distributed import SINGLE, SingleProcess
-from mixedres.train.distributed.opening import open_run
 from mixedres.train.experiment import Experiment
 from mixedres.train.loop import Loop
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.resources import Resources
 from mixedres.train.metrics.trackers import Trackers
-from mixedres.train.metrics.writers import MetricWriter, NullMetricWriter
+from mixedres.train.metrics.writers import MetricWriter
+from mixedres.train.opening import open_run
 from mixedres.train.planning import Plan
 
 # Largest mean test loss of a run that succeeds. Logits of a float16 network allow 131,008.
@@ -102,13 +102,14 @@ def _train(
         stack.enter_context(stop_signal)
     console.say("compiling ...")
     programs = stack.enter_context(CompilationCounter())
-    saved = checkpoints.Checkpoints(directory / workdir.CHECKPOINTS, plan.config.keep_checkpoints)
+    saved = checkpoints.Checkpoints(directory / workdir.CHECKPOINTS, plan.config.keep_checkpoints, group)
     begun = start.find_start(experiment, saved, plan.initial, set_aside=True)
     saved.remove_partial()
     if group.is_primary:
         checkpoints.RunDirectory(directory).begin(experiment.resolved, experiment.data)
-    trackers = stack.enter_context(Trackers.of(directory, experiment.resolved, writes=group.is_primary))
     host, first_step, started = begun.host or checkpoints.HostState(), int(begun.state.step), time.perf_counter()
+    trackers = Trackers.of(directory, experiment.resolved, first_step) if group.is_primary else Trackers()
+    stack.enter_context(trackers)
     compiled = _compile(experiment, begun.state)
     _say_compiled(programs, seconds := time.perf_counter() - started, first_step)
     log = _open_log(experiment, directory, group, trackers, begun.state, host)
@@ -131,7 +132,7 @@ def _train(
         stack.enter_context(stop_signal)
     with _closing(log, saved), _batches(loop, first_step) as batches:
         batches.fill()  # the start of the pipeline does not count in the rate
-        coordination.barrier("compiled, and a batch ready")
+        group.barrier("compiled, and a batch ready")
         with group.loop():
             result = loop.run(batches)
     _check_outcome(loop.state, result)
@@ -175,10 +176,8 @@ def _open_log(
     first_step = int(state.step)
     done = host.evaluated is not None and host.evaluated["step"] == first_step
     metrics = directory / workdir.METRICS
-    writer: MetricWriter | NullMetricWriter = NullMetricWriter()
     try:
-        if group.is_primary:
-            writer = MetricWriter(metrics, first_step, evaluated=done, trackers=trackers)
+        writer = MetricWriter(metrics if group.is_primary else None, first_step, evaluated=done, trackers=trackers)
     except OSError as error:
         raise TrainingError(f"{metrics} cannot be written ({error.strerror}); make room and start again") from error
     return RunLog(

@@ -16,6 +16,7 @@ from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, OtherModelError, config_errors
 from mixedres._internal.files import expanded
 from mixedres._internal.names import __version__
+from mixedres._internal.processes import SINGLE, SingleProcess
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import HostState, workdir
 from mixedres.config import KEYS, flatten
@@ -129,9 +130,14 @@ def find_start(
     return restored or Start(new_state(experiment, initial), initial=initial)
 
 
-def latest_start(experiment: Experiment, directory: pathlib.Path, initial: InitialWeights | None = None) -> Start:
+def latest_start(
+    experiment: Experiment,
+    directory: pathlib.Path,
+    initial: InitialWeights | None = None,
+    group: SingleProcess = SINGLE,
+) -> Start:
     """Returns `find_start` for the workdir `directory` without changing it."""
-    return find_start(experiment, checkpoints.Checkpoints(directory / workdir.CHECKPOINTS), initial)
+    return find_start(experiment, checkpoints.Checkpoints(directory / workdir.CHECKPOINTS, group=group), initial)
 
 
 def new_state(experiment: Experiment, initial: InitialWeights | None = None) -> TrainState:

@@ -138,7 +138,7 @@ def test_damaged_weights_are_one_line(tmp_path):
         ("header.safetensors", whole[:50], "no whole safetensors file"),
         ("empty.safetensors", b"", "no whole safetensors file"),
         ("page.safetensors", b"<!doctype html><html>not found</html>" * 9, "no whole safetensors file"),
-        ("weights.npz", whole, "no file of weights; those end in .safetensors, .pth"),
+        ("weights.npz", whole, "no file of weights; those end in .safetensors, ."),
         ("weights.h5", whole, "no whole file of Keras"),
         ("half.h5", half, "no whole file of Keras"),
         ("other.safetensors", None, "holds no ResNet of the layouts"),

@@ -13,8 +13,9 @@ from PIL import Image
 
 from mixedres import checkpoints, main
 from mixedres._internal.errors import ConfigError, WeightsError
-from mixedres.data.datasets import cifar10, records, tfds
+from mixedres.data.datasets import cifar10
 from mixedres.data.images import decoding
+from mixedres.original import records, tfds
 from tests.data import made
 from tests.hostile.commands import assert_one_line, run_here, tiny_weights
 from tests.train import run_cases
@@ -51,7 +52,7 @@ def test_archive_larger_than_its_data_set_is_refused(place):
         tar.addfile(member, io.BytesIO(bytes(member.size)))
     (place / "cifar-10-binary.tar.gz").write_bytes(file.getvalue())
     with pytest.raises(ValueError, match="more than 200,000,000 bytes"):
-        cifar10.load_cifar10(str(place))
+        cifar10.load_cifar10(place, None)
 
 
 def test_endless_durations_are_refused(place):
@@ -109,17 +110,17 @@ def test_damaged_metadata_of_a_data_set_is_refused(place):
         for damage in ("[" * 200000, "null", whole[:20], whole[:-20]):
             (directory / name).write_text(damage)
             with pytest.raises(ValueError, match=str(directory)):
-                tfds.open_data_set("flowers", str(place / "DATA"))
+                tfds.open_data_set("flowers", place / "DATA")
         (directory / name).write_text(whole)
     (directory / "features.json").rename(place / "features.json")
     with pytest.raises(ValueError, match=r"has no features\.json"):
-        tfds.open_data_set("flowers", str(place / "DATA"))
+        tfds.open_data_set("flowers", place / "DATA")
     (place / "features.json").rename(directory / "features.json")
     info = json.loads((directory / "dataset_info.json").read_text())
     info["splits"][0]["shardLengths"] = ["3", str(2**60)]
     (directory / "dataset_info.json").write_text(json.dumps(info))
     with pytest.raises(ValueError, match="examples in files of"):
-        tfds.open_data_set("flowers", str(place / "DATA"))
+        tfds.open_data_set("flowers", place / "DATA")
 
 
 def test_tensors_that_are_no_weights_are_refused(place):

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from mixedres.data.images import decoding
-from mixedres.train.distributed.startup import is_here
+from mixedres.hosts.startup import is_here
 from tests.hostile.commands import assert_one_line, run
 
 

@@ -114,9 +114,9 @@ def _child(argv, fault, log):
 
 def _arm(fault, log):
     """Makes this process fail at the place of its fault."""
-    from mixedres import main
+    from mixedres import hosts, main
     from mixedres.checkpoints import Checkpoints
-    from mixedres.train import distributed, evaluation, loop, run
+    from mixedres.train import evaluation, loop, run
     from mixedres.train.debug import replicas
 
     if fault.action == "clock":
@@ -138,8 +138,8 @@ def _arm(fault, log):
     owner, name, call = {
         "start": (main, "train_or_evaluate", 1),
         "compile": (run, "_compile", 1),
-        "first step": (distributed.ProcessGroup, "progress", 1),
-        "step": (distributed.ProcessGroup, "progress", FAULTY_STEP),
+        "first step": (hosts.ProcessGroup, "progress", 1),
+        "step": (hosts.ProcessGroup, "progress", FAULTY_STEP),
         "evaluation": (evaluation, "sum_over_images", 1),
         "checkpoint": (Checkpoints, "save", 2),
         "end": (loop.Loop, "_finish", 1),

@@ -92,7 +92,7 @@ def apart(ours, theirs):
 
 def variables_of(file, prefix):
     """{path in our layout: array} of the entries of a result that begin with `prefix`."""
-    from mixedres.checkpoints import tensorflow_names
+    from mixedres.original import names as tensorflow_names
 
     named = {key.removeprefix(prefix): file[key] for key in file.files if key.startswith(prefix)}
     return tensorflow_names.find_network(named)[0]

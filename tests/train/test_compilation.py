@@ -10,10 +10,10 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from PIL import Image
 
 from mixedres import main
-from mixedres._internal import coordination
 from mixedres._internal.cli import compilation
 from mixedres._internal.cli.compilation import CompilationCounter
 from mixedres._internal.errors import ConfigError
+from mixedres._internal.processes import SingleProcess
 from tests import ROOT, run_command
 
 TINY = (
@@ -148,9 +148,9 @@ def test_no_write_permission_is_seen_before_anything_is_written(tmp_path, monkey
 
 
 def test_processes_follow_the_decision_of_process_0(tmp_path, monkeypatch):
-    monkeypatch.setattr(compilation.global_state, "process_id", 1)
     monkeypatch.setattr(compilation, "_directory", None)  # they look at no directory
     for decided in (None, str(tmp_path / "decided")):
-        monkeypatch.setattr(coordination, "broadcast", lambda name, value, decided=decided: decided)
-        with compilation.compilation_cache("auto"):
+        other = SingleProcess()
+        other.index, other.broadcast = 1, lambda name, value, decided=decided: decided
+        with compilation.compilation_cache("auto", other):
             assert jax.config.jax_compilation_cache_dir == decided

@@ -13,11 +13,11 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from mixedres._internal import coordination
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, config_errors
 from mixedres._internal.files import expanded, nearest_existing
-from mixedres._internal.jax_compat import decompress_executable, global_state
+from mixedres._internal.jax_compat import decompress_executable
+from mixedres._internal.processes import SINGLE, SingleProcess
 
 # Directory of this user's programs below the cache directory. A directory beside a run may be a stranger's.
 NAME = "mixedres/compiled"
@@ -28,7 +28,7 @@ _CHECKED = ".checked"
 
 
 @contextlib.contextmanager
-def compilation_cache(setting: str = "auto") -> Iterator[None]:
+def compilation_cache(setting: str = "auto", group: SingleProcess = SINGLE) -> Iterator[None]:
     """Enables JAX's persistent compilation cache inside the block.
 
     The cache is a setting of the whole process, which is restored after the block. A cache that JAX already uses, such
@@ -46,12 +46,11 @@ def compilation_cache(setting: str = "auto") -> Iterator[None]:
     warnings.filterwarnings("ignore", "Error reading persistent compilation cache entry")
     settings: Any = jax.config  # its attributes are made at run time
     enabled = bool(settings.jax_compilation_cache_dir) or not settings.jax_enable_compilation_cache
-    directory = None if enabled or global_state.process_id else _directory(setting)
-    directory = coordination.broadcast("compilation cache", directory)
+    directory = group.broadcast("compilation cache", _directory(setting) if group.is_primary and not enabled else None)
     if enabled or directory is None:
         yield
         return
-    if not global_state.process_id:
+    if group.is_primary:
         remove_damaged(pathlib.Path(directory))
     options = {
         "jax_compilation_cache_dir": directory,

@@ -9,14 +9,14 @@ import pathlib
 import pickle
 import tarfile
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mixedres._internal.errors import one_line
 from mixedres._internal.files import open_regular, read_regular
-from mixedres.data.datasets.tfds import default_directory, open_data_set
-from mixedres.data.examples import Examples
+from mixedres.data.examples import Dataset, Examples
 from mixedres.data.images import decoding
 from mixedres.data.sources import InMemory
 
@@ -44,7 +44,8 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 def load_cifar10(
-    data_dir: str | None,
+    root: pathlib.Path,
+    prepared: Callable[[], Dataset],
     *,
     image_size: int = SIDE,
     pad: int = 0,
@@ -53,22 +54,21 @@ def load_cifar10(
 ) -> InMemory:
     """Returns CIFAR-10 in memory, with uint8 images that the network's input function standardizes one by one.
 
-    Reads the first in `data_dir` of cifar-10-batches-bin, cifar-10-binary.tar.gz, cifar-10-batches-py,
-    cifar-10-python.tar.gz and cifar10 (prepared by TensorFlow Datasets, whose directory is the default). Raises
-    ValueError without one, for damaged files, and for another `image_size` than 32.
+    Reads the first in `root` of cifar-10-batches-bin, cifar-10-binary.tar.gz, cifar-10-batches-py,
+    cifar-10-python.tar.gz and cifar10 (prepared by TensorFlow Datasets; `prepared` opens it). Raises ValueError without
+    one, for damaged files, and for another `image_size` than 32.
     """
     if image_size != SIDE:
         raise ValueError(
             f"the images of cifar10 have {SIDE} pixels a side; image_size must be {SIDE}, got {image_size}"
         )
-    root = default_directory(data_dir)
-    train, test = _arrays(root)
+    train, test = _arrays(root, prepared)
     return InMemory(
         *train, *test, num_classes=len(CLASSES), pad=pad, flip=flip, augmentation=augmentation, class_names=CLASSES
     )
 
 
-def _arrays(root: pathlib.Path) -> tuple[Arrays, Arrays]:
+def _arrays(root: pathlib.Path, prepared: Callable[[], Dataset]) -> tuple[Arrays, Arrays]:
     """Returns the training and the test images of the first form that `root` holds."""
     for folder, archive, suffix, parse in _ARCHIVES:
         names = [f"{name}{suffix}" for name in (*_TRAIN_FILES, "test_batch")]
@@ -84,7 +84,7 @@ def _arrays(root: pathlib.Path) -> tuple[Arrays, Arrays]:
         images, labels = zip(*train, strict=True)
         return (np.concatenate(images), np.concatenate(labels)), test
     if any((root / "cifar10").glob("*/dataset_info.json")):
-        data_set = open_data_set("cifar10", str(root))
+        data_set = prepared()
         return _decode_all(data_set.train), _decode_all(data_set.eval)
     raise ValueError(
         f"data set 'cifar10' is not in {root}: no cifar-10-binary.tar.gz, no cifar-10-python.tar.gz, no folder out of "

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from mixedres._internal import registry
-from mixedres._internal.errors import DataError
 from mixedres._internal.registry import AUGMENTATIONS
 
 # Magnitudes from 0 to the largest, see `OPERATIONS`.
@@ -73,12 +71,8 @@ class Augmentation:
             sign = -1 if signed and rng.random() < 0.5 else 1
             image[...] = augmented(image, name, sign * largest * level / (_LEVELS - 1))
         elif self.policy != "none":
-            if self.policy not in AUGMENTATIONS and self.file:
-                registry.load(self.file)
-            if self.policy not in AUGMENTATIONS:
-                where = f"{self.file or 'a notebook'} does not register {self.policy!r} in a decoding process"
-                raise DataError(f"{where}; put it into a file that does, or set data.workers=0")
-            image[...] = _checked(self.policy, image, AUGMENTATIONS[self.policy](image.copy(), rng))
+            change = AUGMENTATIONS.found(self.policy, self.file)
+            image[...] = _checked(self.policy, image, change(image.copy(), rng))
         if self.erasing and rng.random() < self.erasing:
             _erase(image, rng)
 

@@ -20,9 +20,9 @@ import numpy as np
 from mixedres._internal.cli.console import printable
 from mixedres._internal.errors import DataError, reason
 from mixedres.data.examples import Examples
-from mixedres.data.images import decoding, squares
+from mixedres.data.images import decoding
 from mixedres.data.images.augment import Augmentation
-from mixedres.data.images.preprocessing import Preprocessing
+from mixedres.data.images.preprocessing import CROP_PCT, Preprocessing
 from mixedres.data.sources import epoch_order
 
 # Rows of a chunk.
@@ -63,7 +63,7 @@ class ImageReader:
         image, label, head = self._open(index)
         box = self.preprocessing.crop(rng, head.height, head.width)
         mirror = flip and rng.random() < 0.5
-        squares.random_square(image, head, box, out, resize=self.preprocessing.resize, mirror=mirror)
+        self.preprocessing.squares.write_part(image, head, box, out, mirror=mirror)
         if self.augmentation is not None:
             self.augmentation.apply(out, rng)
         return label
@@ -71,7 +71,7 @@ class ImageReader:
     def read_central(self, index: int, out: np.ndarray) -> int:
         """Writes the central crop of image `index` into `out`, and returns the label."""
         image, label, head = self._open(index)
-        squares.central_square(image, head, out, resize=self.preprocessing.resize)
+        self.preprocessing.squares.write_center(image, head, out, CROP_PCT)
         return label
 
     def refuse(self, index: int, error: Exception, unreadable: dict[str, str]) -> str:
@@ -115,7 +115,7 @@ class TrainChunks:
         total = len(self.reader.examples)
         epoch, place = divmod(step, total // self.batch_size)
         order = epoch_order(total, self.seed, epoch)
-        images = np.empty((len(rows), *self.reader.shape), self.reader.preprocessing.image_dtype)
+        images = np.empty((len(rows), *self.reader.shape), self.reader.preprocessing.squares.dtype)
         labels = np.empty(len(rows), np.int32)
         unreadable: dict[str, str] = {}
         for slot, row in enumerate(rows):
@@ -163,7 +163,7 @@ class EvalChunks:
 
     def __getitem__(self, number: int) -> Chunk:
         batch, rows = _rows_of_chunk(number, self.rows)
-        images = np.zeros((len(rows), *self.reader.shape), self.reader.preprocessing.image_dtype)
+        images = np.zeros((len(rows), *self.reader.shape), self.reader.preprocessing.squares.dtype)
         labels = np.zeros(len(rows), np.int32)
         mask = np.zeros(len(rows), bool)
         unreadable: dict[str, str] = {}

@@ -10,7 +10,7 @@ import numpy as np
 from mixedres._internal.errors import reason
 from mixedres._internal.files import read_regular
 from mixedres.data.examples import MAX_BYTES
-from mixedres.data.images import decoding, squares
+from mixedres.data.images import decoding
 from mixedres.data.input_spec import InputSpec
 from mixedres.data.prefetch import map_ahead
 
@@ -22,7 +22,7 @@ def center_crop(data: bytes, spec: InputSpec) -> np.ndarray:
     """Returns the central square of a file's upright image, with the shape and dtype of `spec`."""
     head = decoding.read_header(data, apply_exif=True)
     out = np.empty(spec.shape, spec.image_dtype)
-    squares.central_square(data, head, out, resize=spec.resize, crop_pct=spec.crop_pct)
+    spec.squares.write_center(data, head, out, spec.crop_pct)
     return out
 
 

@@ -47,7 +47,7 @@ class Loader(DataInfo):
         mean, std = preprocessing.normalization(data_set.channels)
         super().__init__(
             image_shape=(image_size, image_size, data_set.channels),
-            image_dtype=preprocessing.image_dtype,
+            image_dtype=preprocessing.squares.dtype,
             num_classes=num_classes,
             train_examples=len(data_set.train),
             eval_examples=len(data_set.eval),

@@ -1,34 +1,46 @@
 """Squares that the network sees, from the files of images."""
 
+import dataclasses
+from typing import Protocol
+
 import cv2
 import numpy as np
 
-from mixedres.data.images import decoding, official
+from mixedres.data.images import decoding
 from mixedres.data.images.geometry import Box, central_crop, shrink_for, shrunk
-from mixedres.data.images.preprocessing import CROP_PCT
 
 
-def random_square(data: bytes, head: decoding.Header, box: Box, out: np.ndarray, *, resize: str, mirror: bool) -> None:
-    """Resizes the part in `box` into `out`, to train on: as TensorFlow's official ResNet, or else linearly."""
-    if resize == "official":
-        official.write_part(data, head, box, out, mirror=mirror)
-    else:
+class Resize(Protocol):
+    """A way to make squares of the files of images, which a function of `registry.RESIZES` returns.
+
+    Attributes:
+      dtype: dtype of the squares, uint8 or float32.
+    """
+
+    dtype: np.dtype
+
+    def write_part(self, data: bytes, head: decoding.Header, box: Box, out: np.ndarray, *, mirror: bool) -> None:
+        """Writes the part of an image in `box` into `out`, (size, size, channels), mirrored or not, for training."""
+
+    def write_center(self, data: bytes, head: decoding.Header, out: np.ndarray, crop_pct: float) -> None:
+        """Writes the central square of an image, `crop_pct` of its shorter side, into `out`, for evaluation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Interpolated(Resize):
+    """Squares of rounded pixels, by an interpolation of OpenCV; parts to train on are interpolated linearly."""
+
+    interpolation: int
+    dtype: np.dtype
+
+    def write_part(self, data: bytes, head: decoding.Header, box: Box, out: np.ndarray, *, mirror: bool) -> None:
+        """Writes the part of an image in `box` into `out`."""
         crop_and_resize(data, head, box, out, interpolation=cv2.INTER_LINEAR, mirror=mirror)
 
-
-def central_square(
-    data: bytes, head: decoding.Header, out: np.ndarray, *, resize: str, crop_pct: float = CROP_PCT
-) -> None:
-    """Writes the central square of an image into `out`, for evaluation and prediction.
-
-    `out` is float32 if `resize` is 'official', else uint8; its side shows `crop_pct` of the shorter side.
-    """
-    if resize == "official":
-        official.write_center(data, head, out, crop_pct)
-        return
-    interpolation = cv2.INTER_AREA if resize == "area" else cv2.INTER_LINEAR
-    box = central_crop(head.height, head.width, crop_pct)
-    crop_and_resize(data, head, box, out, interpolation=interpolation, mirror=False)
+    def write_center(self, data: bytes, head: decoding.Header, out: np.ndarray, crop_pct: float) -> None:
+        """Writes the central square of an image into `out`."""
+        box = central_crop(head.height, head.width, crop_pct)
+        crop_and_resize(data, head, box, out, interpolation=self.interpolation, mirror=False)
 
 
 def crop_and_resize(
@@ -49,3 +61,6 @@ def crop_and_resize(
     if mirror:
         square = cv2.flip(square, 1)  # a strided copy by numpy would cost a fifth of the decoding
     out[...] = square.reshape(out.shape)
+
+
+AREA, LINEAR = (Interpolated(kind, np.dtype(np.uint8)) for kind in (cv2.INTER_AREA, cv2.INTER_LINEAR))

@@ -12,7 +12,7 @@ from mixedres._internal.types import Batch, CompiledStep, Metrics
 from mixedres.numerics import Report, TensorCounts, TensorRow
 from mixedres.train.experiment import Experiment
 from mixedres.train.metrics.log import RunLog
-from mixedres.train.metrics.writers import Histogram
+from mixedres.train.metrics.trackers import Histogram
 from mixedres.train.step import TrainState
 
 # The presets in which a step is examined. bfloat16 has the range of float32, and is faster where float32 is slow.

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-from mixedres._internal import coordination
 from mixedres._internal.errors import one_line
+from mixedres._internal.processes import SingleProcess
 from mixedres.checkpoints import workdir
-from mixedres.train.distributed import SingleProcess
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.step import TrainState
 
@@ -83,7 +82,7 @@ class Profiler:
         self._log.clock.stop()  # the loop starts it again in the next step
         with self._group.pause():
             self._attempt(action)
-            coordination.barrier(name)
+            self._group.barrier(name)
 
     def _attempt(self, action: Callable[[], None]) -> None:
         """Calls `action` in process 0; if `action` raises, removes the incomplete trace and prints a warning.

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from mixedres._internal import coordination
 from mixedres._internal.errors import DifferentCopiesError, listed
+from mixedres._internal.processes import SingleProcess
 from mixedres._internal.types import PyTree
-from mixedres.train.distributed import SingleProcess
 
 
 def check_copies(state: PyTree, group: SingleProcess, step: int, newest: int | None) -> None:
@@ -29,7 +28,7 @@ def check_copies(state: PyTree, group: SingleProcess, step: int, newest: int | N
         return
     with concurrent.futures.ThreadPoolExecutor(count) as pool:
         own = list(pool.map(lambda index: checksum(state, index), range(count)))
-    if odd := odd_copies(coordination.gather(f"comparison of the state after step {step}", own)):
+    if odd := odd_copies(group.gather(f"comparison of the state after step {step}", own)):
         stands = "there is no checkpoint yet" if newest is None else f"the checkpoint of step {newest} stands"
         raise DifferentCopiesError(
             f"the training state {odd} after step {step}, as after a fault of memory; the step is not saved, {stands}. "

@@ -11,7 +11,8 @@ from mixedres._internal.cli.progress import StepProgress
 from mixedres._internal.types import Batch, Metrics
 from mixedres.checkpoints import HostState, LogState, Sums, no_sums
 from mixedres.train.metrics.resources import Resources
-from mixedres.train.metrics.writers import Histogram, MetricWriter, NullMetricWriter
+from mixedres.train.metrics.trackers import Histogram
+from mixedres.train.metrics.writers import MetricWriter
 
 # A note is printed if the devices wait for data for more than this fraction of the time, after so many seconds.
 WAIT_LIMIT = 0.1
@@ -154,7 +155,7 @@ class RunLog:
 
     def __init__(
         self,
-        writers: MetricWriter | NullMetricWriter,
+        writers: MetricWriter,
         progress: StepProgress,
         *,
         total_skipped: int,

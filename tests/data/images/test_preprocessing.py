@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixedres import data as mixedres_data
+from mixedres._internal import registry
 from mixedres.data import get_preprocessing
 from mixedres.data.images import decoding, squares
 from tests.data import made
@@ -217,7 +218,7 @@ def test_crop_box_refers_to_the_upright_image(orientation, box, size):
     found = cut(data, box, size, cv2.INTER_AREA, apply_exif=True)
     assert made.psnr(found, made.average(upright, size)) > 30
     for mirror in (False, True):
-        squares.random_square(data, head, Box(*box), exact, resize="official", mirror=mirror)
+        registry.RESIZES["official"]().write_part(data, head, Box(*box), exact, mirror=mirror)
         expected = made.legacy(fast[:, ::-1] if mirror else fast, (size, size))
         np.testing.assert_allclose(exact, expected, rtol=0, atol=1e-3)
 
@@ -232,4 +233,4 @@ def test_published_numbers():
     assert official.normalization(4) == ((114.8,) * 4, (1.0,) * 4)
     fast = get_preprocessing("official_fast")
     assert (fast.crop, fast.mean, fast.std) == (official.crop, official.mean, official.std)
-    assert [family.image_dtype for family in (official, fast, torch)] == [np.float32, np.uint8, np.uint8]
+    assert [family.squares.dtype for family in (official, fast, torch)] == [np.float32, np.uint8, np.uint8]

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import train
 from mixedres._internal.errors import TrainingError
+from mixedres._internal.processes import SINGLE
 from mixedres.checkpoints import RecordedRun
 from mixedres.train.debug import replicas
 from tests.train import run_cases
@@ -43,12 +43,12 @@ STATE = [np.float32([[1.5, -2.0], [-1.5, 4.0]]), np.array(True), np.int32(3), np
 
 @pytest.mark.parametrize("change", [*map(flip, range(32)), swap])
 def test_every_changed_copy_is_named(change):
-    replicas.check_copies(replicated(STATE), train.distributed.SINGLE, 7, None)
+    replicas.check_copies(replicated(STATE), SINGLE, 7, None)
     message = (
         r"in process 0, device 1 is not that of the 3 other devices after step 7.* the checkpoint of step 5 stands"
     )
     with jax.transfer_guard("disallow"), pytest.raises(TrainingError, match=message):
-        replicas.check_copies(replicated(STATE, change), train.distributed.SINGLE, 7, 5)
+        replicas.check_copies(replicated(STATE, change), SINGLE, 7, 5)
 
 
 def test_processes_whose_copies_differ_are_named():

@@ -9,7 +9,9 @@ import pytest
 
 from mixedres import checkpoints
 from mixedres._internal import files
+from mixedres._internal.registry import TRACKERS
 from mixedres.train.metrics import writers
+from mixedres.train.metrics.trackers import Trackers
 from tests.train import run_cases
 
 
@@ -74,9 +76,8 @@ def events(directory):
 
 def test_resume_purges_tensorboard_events(tmp_path):
     for first_step in (0, 4):
-        out = writers.MetricWriter(tmp_path / "metrics.jsonl", first_step)
-        out.write(5, "train", {"loss": 1.0 + first_step})
-        out.close()
+        with Trackers({"tensorboard": TRACKERS["tensorboard"](tmp_path, {}, first_step)}) as trackers:
+            trackers.write(5, "train", {"loss": 1.0 + first_step})
     first, second = events(tmp_path)
     assert first[0].file_version == "brain.Event:2" == second[0].file_version
     assert [e.step for e in (first + second) if e.HasField("session_log")] == [1, 5]
@@ -136,10 +137,11 @@ def test_full_disk_ends_tensorboard_curves_only(tmp_path, monkeypatch, fails):
         return Full(path, "w")
 
     monkeypatch.setattr("builtins.open", opened)
-    out = writers.MetricWriter(tmp_path / "metrics.jsonl", 0)
-    for step in range(1, 100):
-        out.write(step, "train", {"loss": 1.0})
-    out.close()
+    with Trackers({"tensorboard": TRACKERS["tensorboard"](tmp_path, {}, 0)}) as trackers:
+        out = writers.MetricWriter(tmp_path / "metrics.jsonl", 0, trackers=trackers)
+        for step in range(1, 100):
+            out.write(step, "train", {"loss": 1.0})
+        out.close()
     assert [line["step"] for line in run_cases.lines(tmp_path)] == list(range(1, 100))
     curves = [event for found in events(tmp_path) for event in found if event.summary.value]
     assert fails == "flush" or not curves  # some may have been written before the first flush

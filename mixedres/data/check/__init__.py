@@ -1,1 +1,0 @@
-"""Check of a folder of photographs: ``python -m mixedres.data.check DIR``."""
