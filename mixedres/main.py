@@ -97,13 +97,15 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
         where = directory if flags.mode == "train" else evaluated
         evaluates = flags.mode == "eval"
         plan = train.plan(flags.config, where, clean=flags.clean, evaluates=evaluates, writes=group.is_primary)
-        if presets is not None:
-            train.compare_presets(plan, presets, group=group)
-        elif evaluates:
-            train.evaluate(plan, group=group, on_results=run.on_results(directory))
-        else:
+        if not evaluates:
             run.train_plan(plan, group)
             console.give_up()  # an error of the log ends no run
+            return
+        with run.cache_of(plan, group):
+            if presets is not None:
+                train.compare_presets(plan, presets, group=group)
+            else:
+                train.evaluate(plan, group=group, on_results=run.on_results(directory))
 
 
 def _processes(flags: Flags) -> SingleProcess:

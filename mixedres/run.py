@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -134,7 +135,8 @@ class Run:
             raise ConfigError(f"{self.path} is no run, so it has no test images; name the workdir of a run")
         flat = config.flatten(_with(self.config, overrides)) | {"init_from": self.path}
         plan = train.plan(config.unflatten(flat), source=source or self.source, evaluates=True)
-        return train.evaluate(plan)
+        with cache_of(plan):
+            return train.evaluate(plan)
 
     def _prepare(self, count: int) -> networks.Prepared:
         """Returns the network, compiled once for each size of a batch."""
@@ -240,7 +242,15 @@ def train_plan(
     if plan.finished is not None and group.count == 1:
         return plan.say_finished()
     assert plan.directory is not None
-    return train.fit(plan, group=group, on_results=on_results(plan.directory), on_evaluation=on_evaluation)
+    with cache_of(plan, group):
+        return train.fit(plan, group=group, on_results=on_results(plan.directory), on_evaluation=on_evaluation)
+
+
+def cache_of(plan: train.Plan, group: SingleProcess = SINGLE) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which compiled programs are kept where the config of a plan says."""
+    from mixedres._internal.cli.compilation import compilation_cache  # imports JAX
+
+    return compilation_cache(plan.config.compilation_cache, group)
 
 
 def on_results(directory: pathlib.Path) -> train.OnResults:

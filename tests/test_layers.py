@@ -56,8 +56,8 @@ LINES = {
     "numerics": 4481,
     "precision": 1159,
     "predict": 602,
-    "train": 3967,
-    "": 669,
+    "train": 3950,
+    "": 681,
     "export": 590,
     "hosts": 494,
     "original": 1135,
@@ -65,7 +65,7 @@ LINES = {
     "photographs": 1133,
     "trackers": 212,
     "javascript": 632,
-    "tests": 28531,
+    "tests": 28533,
     "experiments": 6813,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.

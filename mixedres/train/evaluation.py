@@ -11,7 +11,6 @@ import numpy as np
 from mixedres import data, precision
 from mixedres._internal import environment
 from mixedres._internal.cli import console
-from mixedres._internal.cli.compilation import compilation_cache
 from mixedres._internal.cli.progress import ImageProgress
 from mixedres._internal.errors import DataError
 from mixedres._internal.names import __version__
@@ -21,7 +20,6 @@ from mixedres.checkpoints import RecordedRun
 from mixedres.train import start
 from mixedres.train.experiment import Experiment
 from mixedres.train.metrics.log import InFlight
-from mixedres.train.opening import compare
 from mixedres.train.planning import Plan
 from mixedres.train.step import TrainState
 
@@ -37,7 +35,7 @@ OnEvaluation: TypeAlias = Callable[[Record], object]
 def evaluate(plan: Plan, *, group: SingleProcess = SINGLE, on_results: OnResults | None = None) -> Record:
     """Evaluates the newest checkpoint in the directory of a plan, and returns top1, top5, loss and examples.
 
-    If there is no checkpoint, evaluates the weights of ``config.init_from``. Writes only compiled programs.
+    If there is no checkpoint, evaluates the weights of ``config.init_from``. Writes nothing.
 
     Args:
       plan: the result of `mixedres.train.plan` with `evaluates`.
@@ -49,14 +47,12 @@ def evaluate(plan: Plan, *, group: SingleProcess = SINGLE, on_results: OnResults
       ConfigError: if the processes differ, or no checkpoint is whole.
     """
     experiment = plan.experiment
-    with compilation_cache(plan.config.compilation_cache, group):
-        state, description = _weights(plan, group)
-        step = compile_step(experiment, state)
-        environment.check_memory(step, experiment.devices, "a smaller config.batch_size or config.data.image_size")
-        with group.loop():
-            collector = data.ResultCollector() if on_results is not None and group.count == 1 else None
-            with _progress(experiment, group) as count:
-                sums = sum_over_images(experiment, {"": step}, state, count=count, group=group, collector=collector)[""]
+    state, description = _weights(plan, group)
+    step = compile_step(experiment, state)
+    environment.check_memory(step, experiment.devices, "a smaller config.batch_size or config.data.image_size")
+    collector = data.ResultCollector() if on_results is not None and group.count == 1 else None
+    with group.loop(), _progress(experiment, group) as count:
+        sums = sum_over_images(experiment, {"": step}, state, count=count, group=group, collector=collector)[""]
     result = means(sums)
     unread = experiment.source.eval_examples - result["examples"]
     if unread:
@@ -80,16 +76,15 @@ def compare_presets(plan: Plan, presets: Sequence[str], *, group: SingleProcess 
       network returns an infinity or NaN.
     """
     experiment = plan.experiment
-    with compilation_cache(plan.config.compilation_cache, group):
-        state, description = _weights(plan, group)
-        names = list(dict.fromkeys((BASELINE, *presets)))
-        console.show(f"{description}, in {len(names)} precisions:")
-        by_name = {
-            name: compile_step(experiment.in_precision(precision.get(name)), state, has_baseline=name != names[0])
-            for name in names
-        }
-        with group.loop(), _progress(experiment, group) as count:
-            sums = sum_over_images(experiment, by_name, state, count=count, group=group)
+    state, description = _weights(plan, group)
+    names = list(dict.fromkeys((BASELINE, *presets)))
+    console.show(f"{description}, in {len(names)} precisions:")
+    by_name = {
+        name: compile_step(experiment.in_precision(precision.get(name)), state, has_baseline=name != names[0])
+        for name in names
+    }
+    with group.loop(), _progress(experiment, group) as count:
+        sums = sum_over_images(experiment, by_name, state, count=count, group=group)
     results = {
         name: means(counted) | {key: int(counted[key]) for key in ("changed", "nonfinite")}
         for name, counted in sums.items()
@@ -225,7 +220,7 @@ def _weights(plan: Plan, group: SingleProcess) -> tuple[TrainState, str]:
     if directory is None:
         begun = start.Start(start.new_state(experiment, plan.initial), initial=plan.initial)
     else:
-        compare(plan, directory, group)
+        plan.assert_equal(group)
         begun = start.latest_start(experiment, directory, plan.initial, group)
     given = f"weights of {plan.config.init_from}"
     description = given if begun.host is None else f"step {int(begun.state.step)}"

@@ -21,6 +21,7 @@ from mixedres._internal.cli import console
 from mixedres._internal.cli.command_line import how_to_install
 from mixedres._internal.errors import ConfigError, config_errors
 from mixedres._internal.files import check_weights_exist, expanded, split_checkpoint
+from mixedres._internal.processes import SingleProcess
 from mixedres._internal.types import Record
 from mixedres.checkpoints import RecordedRun, RunDirectory, workdir
 from mixedres.config import KEYS, flatten, profile_window, unflatten, validate
@@ -90,6 +91,23 @@ class Plan:
     def continues(self) -> bool:
         """Returns whether the directory has a checkpoint from which the run goes on."""
         return _continues(self.directory, self.clean)
+
+    def assert_equal(self, group: SingleProcess) -> None:
+        """Raises `ConfigError` in all processes if their software, plans, weights or directories differ."""
+        if group.count == 1:
+            return
+        from mixedres._internal import environment
+        from mixedres._internal.tree import fingerprint
+
+        assert self.directory is not None
+        same = "install the same on all hosts, set the same variables, and start all processes again"
+        group.assert_equal("software", environment.software(), same)
+        settings = {"--clean": self.clean, "--num_processes": group.count}
+        group.assert_equal("config", self.experiment.resolved | settings)
+        names = ("train_examples", "eval_examples", "fingerprint", "sizes")
+        group.assert_equal("data", {name: self.experiment.data.get(name) for name in names})
+        group.assert_equal("workdir", RunDirectory(self.directory).contents())
+        group.assert_equal("weights", {"fingerprint": self.initial and fingerprint(self.initial.variables)})
 
     def say_finished(self) -> Record:
         """Prints that the run is finished, and returns its summary."""

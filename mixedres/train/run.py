@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import functools
 import math
-import os
 import pathlib
-import shlex
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,10 +25,9 @@ from mixedres._internal.errors import TrainingError
 from mixedres._internal.files import write_json
 from mixedres._internal.formats import stamped
 from mixedres._internal.processes import SINGLE, SingleProcess
-from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import Record
 from mixedres.checkpoints import workdir
-from mixedres.train import evaluation, start, step
+from mixedres.train import evaluation, start, step, summary
 from mixedres.train.debug import profiler
 from mixedres.train.debug.monitor import Sampler
 from mixedres.train.experiment import Experiment
@@ -40,9 +36,10 @@ from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.resources import Resources
 from mixedres.train.metrics.trackers import Trackers
 from mixedres.train.metrics.writers import MetricWriter
-from mixedres.train.opening import open_run
 from mixedres.train.planning import Plan
 
+# Seconds until all hosts see a new file; NFS may cache for a minute that the file does not exist.
+SHARED_WITHIN = 90.0
 # Largest mean test loss of a run that succeeds. Logits of a float16 network allow 131,008.
 _MOST_LOSS = 1e6
 
@@ -79,10 +76,29 @@ def fit(
         raise ValueError("the plan has no directory; give train.plan the workdir")
     if plan.finished is not None and group.count == 1:
         return plan.say_finished()
-    with open_run(plan, directory, group) as (finished, claim), contextlib.ExitStack() as stack:
-        if finished is not None:
+    plan.assert_equal(group)
+    with _claim(plan, directory, group) as claim, contextlib.ExitStack() as stack:
+        # Only process 0 reads: on a shared file system the others may see an older directory.
+        finished = checkpoints.RunDirectory(directory).finished(plan.experiment.resolved) if group.is_primary else None
+        if (finished := group.broadcast("finished", finished)) is not None:
             return dataclasses.replace(plan, finished=finished).say_finished()
         return _train(plan, directory, group, claim, stack, on_results, on_evaluation)
+
+
+def _claim(
+    plan: Plan, directory: pathlib.Path, group: SingleProcess
+) -> contextlib.AbstractContextManager[checkpoints.Claim | None]:
+    """Claims `directory` in process 0; the other processes check that their directory is the same."""
+    lock: contextlib.AbstractContextManager[checkpoints.Claim | None] = contextlib.nullcontext()
+    own = checkpoints.RunDirectory(directory)
+    if group.is_primary:
+        lock = own.claim(plan.experiment.resolved, data=plan.experiment.data, clean=plan.clean)
+    group.barrier("claimed")
+    deadline = time.monotonic() + SHARED_WITHIN
+    while not own.contents()["claimed"] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    group.assert_equal("workdir, which all must share", own.contents())
+    return lock
 
 
 def _train(
@@ -136,7 +152,7 @@ def _train(
         with group.loop():
             result = loop.run(batches)
     _check_outcome(loop.state, result)
-    document = _summary(loop, first_step, result, seconds, programs)
+    document = summary.document(loop, first_step, result, seconds, programs)
     if group.is_primary:
         _finish(loop, document, time.perf_counter() - started, on_results)
     return document
@@ -152,15 +168,15 @@ def _compile(experiment: Experiment, state: step.TrainState) -> dict[str, Any]:
 
     All steps are compiled ahead, so that a call with other shapes is an error instead of a compilation.
     """
-    train_step = experiment.train_step().lower(state, experiment.batch_shapes()).compile()
+    sampler, shapes = Sampler(experiment), experiment.batch_shapes()
+    sampler.compile(state)
+    train_step = experiment.train_step().lower(state, shapes).compile()
     environment.check_memory(
         train_step,
         experiment.devices,
         "a smaller config.batch_size, config.microbatches=2 or more, or a smaller config.data.image_size",
     )
     eval_step = evaluation.compile_step(experiment, state)
-    sampler = Sampler(experiment)
-    sampler.compile(state)
     return {"train_step": train_step, "eval_step": eval_step, "sampler": sampler}
 
 
@@ -251,63 +267,6 @@ def _check_outcome(state: step.TrainState, result: Record) -> None:
         )
 
 
-def _summary(
-    loop: Loop, first_step: int, result: Record, compile_seconds: float, programs: CompilationCounter
-) -> Record:
-    """Returns the content of `summary.json` for a loop from `first_step` on, whose last evaluation is `result`.
-
-    `programs` counts the programs that this start of the run compiled.
-    """
-    experiment, state, log = loop.experiment, loop.state, loop.log
-    done, seconds = int(state.step), log.clock.read()
-    own = next(device for device in experiment.devices if device.process_index == jax.process_index())
-    here, unreadable = done - first_step, experiment.source.unreadable
-    return {
-        "precision": experiment.precision.name,
-        "policy": str(experiment.precision.policy),
-        "keep_float32": experiment.precision.keep_float32,
-        "model": experiment.config.model.name,
-        "fused": experiment.is_fused,
-        "data": experiment.config.data.name,
-        "train": {
-            "steps": done,
-            "first_step": first_step,  # rates and seconds below count the steps since then
-            "epochs": done / experiment.steps_per_epoch,
-            "stopped_by": loop.stopped_by(),
-            "examples_per_second": here * experiment.batch_size / seconds if here else None,
-            "step_time_ms": 1e3 * seconds / here if here else None,
-            "compile_seconds": compile_seconds,
-            "programs": {"compiled": len(programs.names) - programs.from_cache, "from_cache": programs.from_cache},
-            "compiled_in_loop": loop.compilations,
-            "seconds": seconds,
-            "loss": log.epoch_loss,
-            "data_wait": log.data_wait,
-        },
-        "eval": {name: value for name, value in result.items() if name != "step"},
-        "best": loop.host.best,
-        "classes": None if loop.results is None else _classes(experiment, loop.results),
-        "baseline": loop.baseline,  # the top-1 of always answering the most frequent class
-        "fingerprint": fingerprint(state.variables),  # equal for two runs that ended with the same bits
-        "loss_scale": {
-            "final": float(state.loss_scale.loss_scale),
-            "skipped_steps": int(state.loss_scale.total_skipped),
-        },
-        "unreadable_images": {"count": len(unreadable), "first": dict(list(unreadable.items())[:20])},
-        "resources": log.resources.summary(),
-        "memory": environment.memory(own, loop.train_step),
-        "date": datetime.date.today().isoformat(),
-        "device": environment.device(experiment.devices),
-        "versions": environment.versions(),
-    }
-
-
-def _classes(experiment: Experiment, results: data.ImageResults) -> Record:
-    """Returns macro F1, and images, recall, precision and F1 of each class with images or predictions."""
-    scores, names = data.class_scores(results), dict(enumerate(experiment.source.class_names))
-    rows = [{"name": names.get(label, str(label)), **score._asdict()} for label, score in scores.items()]
-    return {"macro_f1": data.macro_f1(scores), "rows": rows}
-
-
 def _finish(loop: Loop, document: Record, seconds: float, on_results: evaluation.OnResults | None) -> None:
     """Writes the summary, calls `on_results`, and prints the last lines; `seconds` since the begin of compilation."""
     experiment, directory = loop.experiment, loop.directory
@@ -320,51 +279,4 @@ def _finish(loop: Loop, document: Record, seconds: float, on_results: evaluation
             "command again"
         ) from error
     words = on_results(experiment, loop.results) if on_results and loop.results else ""
-    console.say(*_closing_lines(experiment, document, directory, seconds, words))
-
-
-def _closing_lines(
-    experiment: Experiment, document: Record, directory: pathlib.Path, seconds: float, words: str
-) -> list[str]:
-    """Returns the last lines of a run that took `seconds`: its result, its cost, `words`, and what to type next."""
-    last, best, train = document["eval"], document["best"], document["train"]
-    has_better = best is not None and best["top1"] > last["top1"]
-    result = f"done: test top-1 {last['top1']:.2%} of {last['examples']} images"
-    if key := train["stopped_by"]:
-        early = f"{train['epochs']:.4g} of {experiment.total_steps / experiment.steps_per_epoch:.4g} epochs"
-        given = f"={experiment.config[key]}" if key in experiment.config else ""
-        result = f"stopped by {key}{given} after {early}: {result.removeprefix('done: ')}"
-    if has_better:
-        result += f"; the best was {best['top1']:.2%} after epoch {best['step'] / experiment.steps_per_epoch:.4g}"
-    lines = [_no_better(experiment, document)]
-    peaks = document["resources"]
-    used = peaks.get("device_bytes") or peaks.get("rss_bytes")
-    rate, skipped = train["examples_per_second"], document["loss_scale"]["skipped_steps"]
-    cost = [
-        f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min",
-        f"{rate:,.0f} images/s" if rate else "",
-        f"{used / 1e9:.2f} GB of {'GPU ' if peaks.get('device_bytes') else ''}memory" if used else "",
-        f"{skipped} of {train['steps']} steps skipped",
-    ]
-    place = shlex.quote(os.path.relpath(directory) if directory.is_relative_to(os.getcwd()) else str(directory))
-    checkpoint = f"{place}@best (or {place}, the last step)" if has_better else place
-    following = f"next: mixedres predict --from={checkpoint} IMAGES"
-    lines += [f"{', '.join(filter(None, cost))}; {directory / workdir.SUMMARY}", words, following]
-    return [result, *(f"  {line}" for line in lines if line)]
-
-
-def _no_better(experiment: Experiment, document: Record) -> str:
-    """Returns words for a run whose accuracy does not tell it from a constant answer; '' for other runs.
-
-    A run must be better than the most frequent class by two standard deviations of so many images.
-    """
-    last, best = document["eval"], document["best"]
-    baseline, top1 = document["baseline"], max(last["top1"], best["top1"] if best else 0.0)
-    if baseline is None or experiment.config.data.name == "synthetic":  # whose test images have random labels
-        return ""
-    if top1 > baseline + 2 * math.sqrt(baseline * (1 - baseline) / last["examples"]):
-        return ""
-    return (
-        f"the network learned nothing that shows: always answering the most frequent class has {baseline:.2%}; "
-        "try more epochs, another config.optimizer.learning_rate, less augmentation, or trained weights (init_from)"
-    )
+    console.say(*summary.closing_lines(experiment, document, directory, seconds, words))

@@ -4,6 +4,7 @@ Where a whole run would add nothing, `LOOP` stands for it: a loop of all-reduces
 CPU time to import JAX, so where possible several claims are tested with the same two processes.
 """
 
+import dataclasses
 import json
 import os
 import re
@@ -23,7 +24,6 @@ from mixedres._internal.processes import SINGLE, difference
 from mixedres.checkpoints import Checkpoints
 from mixedres.config import parse_flags
 from mixedres.hosts import coordination, liveness
-from mixedres.train import opening
 from tests import ROOT, free_port
 from tests.interruptions import groups
 from tests.train import run_cases
@@ -278,9 +278,10 @@ def test_run_compares_software_config_data_and_workdir_before_it_writes(tmp_path
         compared[what] = json.loads(json.dumps(value))
 
     planned = train.plan(parse_flags([*RUN, "--config.num_devices=1"]).config)
+    planned = dataclasses.replace(planned, directory=tmp_path / "run")
     # Only flags that change numbers count.
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/x --xla_b=1 --xla_force_host_platform_device_count=3 --xla_a=1")
-    opening.compare(planned, tmp_path / "run", types.SimpleNamespace(count=2, assert_equal=record))
+    planned.assert_equal(types.SimpleNamespace(count=2, assert_equal=record))
     assert list(compared) == ["software", "config", "data", "workdir", "weights"] and list(tmp_path.iterdir()) == []
     assert compared["software"]["jax"] == jax.__version__ and len(compared["software"]["code"]) == 16
     assert compared["software"]["XLA_FLAGS"] == "--xla_a=1 --xla_b=1"

@@ -17,6 +17,7 @@ from mixedres._internal.formats import stamped
 from mixedres.checkpoints import Checkpoints, RunDirectory
 from mixedres.data import Synthetic
 from mixedres.train import Experiment, run
+from mixedres.train import summary as ending
 from tests import arrays
 from tests.train import run_cases
 from tests.train.run_cases import build, final_state, lines, tiny
@@ -205,11 +206,11 @@ def test_run_that_learned_nothing_says_so(top1, best, says):
     """123 images, of which 20.3 % have one class: less than 27.6 % does not tell the network from that class."""
     document = {"eval": {"top1": top1, "examples": 123}, "best": best and {"top1": best}, "baseline": 0.2033}
     experiment = types.SimpleNamespace(config=types.SimpleNamespace(data=types.SimpleNamespace(name="folder")))
-    line = run._no_better(experiment, document)
+    line = ending._no_better(experiment, document)
     assert line.startswith("the network learned nothing that shows") * says == bool(line) == says
     assert ("20.33%" in line) == says
     experiment.config.data.name = "synthetic"
-    assert run._no_better(experiment, document) == ""
+    assert ending._no_better(experiment, document) == ""
 
 
 def test_large_test_loss_of_young_statistics_is_explained(tmp_path, monkeypatch, capsys):
