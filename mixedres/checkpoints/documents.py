@@ -133,13 +133,9 @@ class Facts:
 def check(value: Json, kind: Any, where: object) -> Record:
     """Returns `value`, read at `where`, if it is a document of this kind.
 
-    Args:
-      value: any value of JSON; keys that the kind does not have are ignored.
-      kind: a class of this file.
-      where: path of the file, for the message.
+    `value`: any value of JSON; keys that the kind does not have are ignored.
 
-    Raises:
-      ConfigError: for a document of a newer format, and for missing parts and parts of other types.
+    Raises ConfigError for a document of a newer format, and for missing parts and parts of other types.
     """
     check_format(value, where)
     try:
@@ -166,8 +162,7 @@ def check_identity(identity: Record) -> None:
 def read_record(value: Json, where: object) -> Record:
     """Returns the record of a checkpoint, read at `where`, with a config that has all of today's keys.
 
-    Raises:
-      ConfigError: as for `check`, and if the config is invalid.
+    Raises ConfigError as for `check`, and if the config is invalid.
     """
     record = check(value, CheckpointRecord, where)
     return record | {"config": read_flat(record["config"], where, made=record)}
@@ -194,9 +189,8 @@ def read_flat(recorded: Mapping[str, Json], where: object, made: Record | None =
 
     `made`: the document around the config, which has the stamp; None: the config has the stamp itself.
 
-    Raises:
-      ConfigError: for a config of a newer format, an unknown key, an invalid value, and names that nobody has
-        registered here. If a newer version of mixedres wrote the config, the message says so.
+    Raises ConfigError for a config of a newer format, an unknown key, an invalid value, and names that nobody has
+    registered here. If a newer version of mixedres wrote the config, the message says so.
     """
     check_format(recorded, where)
     registry.check_needed(recorded, where)

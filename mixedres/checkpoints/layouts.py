@@ -85,14 +85,10 @@ def to_tensors(variables: Variables, layout: str, batches: int | None = None) ->
 
     PyTorch's kernels are (out, in, height, width) and (out, in), ours (height, width, in, out) and (in, out).
 
-    Args:
-      variables: {'params', 'batch_stats'} of a network.
-      layout: one of `LAYOUTS`.
-      batches: value of PyTorch's counter of batches in every batch norm; None: no counters. The layout
-        'mixedres' has no counters.
+    `batches`: value of PyTorch's counter of batches in every batch norm; None: no counters. The layout 'mixedres' has
+    no counters.
 
-    Raises:
-      ValueError: for an unknown layout, and for a network that the layout does not have.
+    Raises ValueError for an unknown layout, and for a network that the layout does not have.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout {layout!r} is unknown; use {' or '.join(LAYOUTS)}")
@@ -109,18 +105,13 @@ def to_tensors(variables: Variables, layout: str, batches: int | None = None) ->
 def from_tensors(tensors: Mapping[str, np.ndarray], like: Variables, layout: str) -> tuple[Variables, bool]:
     """Returns the variables of a network from tensors of a layout.
 
-    Args:
-      tensors: tensors by name, of any floating dtype.
-      like: {'params', 'batch_stats'} of the network; the leaves have shapes and dtypes, as `jax.ShapeDtypeStruct` has.
-      layout: layout of the tensors.
+    `like`: {'params', 'batch_stats'} of the network; the leaves have shapes and dtypes, as `jax.ShapeDtypeStruct` has.
 
-    Returns:
-      The variables, numpy arrays of the dtypes of `like`, and whether they have a head. The head may be missing from
-      the tensors, and a head with another number of classes is left out.
+    Returns the variables, numpy arrays of the dtypes of `like`, and whether they have a head. The head may be missing
+    from the tensors, and a head with another number of classes is left out.
 
-    Raises:
-      MismatchError: for tensors that are missing, left over, or of another shape.
-      ValueError: for a network that the layout does not have.
+    Raises MismatchError for tensors that are missing, left over, or of another shape; ValueError for a network that the
+    layout does not have.
     """
     _check_layout(like, layout)
     own = layout == "mixedres"

@@ -39,10 +39,8 @@ class Checkpoints:
     def __init__(self, directory: pathlib.Path, keep: int = 1, group: SingleProcess = SINGLE):
         """Reads and creates nothing.
 
-        Args:
-          directory: directory of the checkpoints.
-          keep: number of newest checkpoints that stay; older checkpoints are removed.
-          group: the processes of the run; process 0 writes.
+        `keep`: number of newest checkpoints that stay; older checkpoints are removed. `group`: the processes of the
+        run; process 0 writes.
         """
         self.directory = directory
         self._keep, self._group = keep, group
@@ -61,11 +59,8 @@ class Checkpoints:
 
         The queue holds the newest state and the best state, so that saving never waits for the disk.
 
-        Args:
-          step: number of steps; a step that is saved already is ignored.
-          state: a pytree of arrays.
-          record: an object of JSON, saved with the state.
-          best: step of a checkpoint that is kept beside the newest checkpoints; None: no such checkpoint.
+        `step`: number of steps; a step that is saved already is ignored. `best`: step of a checkpoint that is kept
+        beside the newest checkpoints; None: no such checkpoint.
         """
         if step == self.latest_step() or not self._group.is_primary:
             return
@@ -103,10 +98,8 @@ class Checkpoints:
     def restore_newest(self, like: PyTree, only: int | None = None) -> tuple[PyTree, Record, list[int]]:
         """Returns the newest undamaged state, its record, and the steps of newer, damaged checkpoints.
 
-        Args:
-          like: arrays or `jax.ShapeDtypeStruct` with the structure, shapes, dtypes and shardings of the result; None:
-            the result is {path: numpy array}, as saved.
-          only: step of the one checkpoint that may be restored; None: any.
+        `like`: arrays or `jax.ShapeDtypeStruct` with the structure, shapes, dtypes and shardings of the result; None:
+        the result is {path: numpy array}, as saved. `only`: step of the one checkpoint that may be restored; None: any.
 
         Raises:
           OSError: if all checkpoints are damaged; its text is one line.

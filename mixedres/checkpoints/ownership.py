@@ -78,15 +78,12 @@ class RunDirectory(RecordedRun):
         A run of another config or other data is removed if it has no checkpoint, no summary and no step to examine,
         because nothing is lost with such a run.
 
-        Args:
-          config: config of this start, flat and resolved.
-          data: identity of the data, see `check_data`; None: the data is not compared.
-          clean: remove an earlier run first. Only files that a run writes are removed, and no link is followed. A
-            directory with other files and no run is refused.
+        `data`: identity of the data, see `check_data`; None: the data is not compared. `clean`: remove an earlier run
+        first. Only files that a run writes are removed, and no link is followed. A directory with other files and no
+        run is refused.
 
-        Raises:
-          ConfigError: if the directory cannot be written or cannot hold a checkpoint, is in use, holds other files, or
-            holds a run of another config or other data. Then nothing has been written or removed.
+        Raises ConfigError if the directory cannot be written or cannot hold a checkpoint, is in use, holds other files,
+        or holds a run of another config or other data. Then nothing has been written or removed.
         """
         removes = self.check_claim(config, clean=clean, data=data)
         with self._writable():
@@ -115,8 +112,7 @@ class RunDirectory(RecordedRun):
     def begin(self, config: Record, data: Record | None = None) -> None:
         """Writes the run's config and the identity of its data into the directory, which has been claimed.
 
-        Raises:
-          ConfigError: if the directory cannot be written.
+        Raises ConfigError if the directory cannot be written.
         """
         with self._writable():
             known = self.data()

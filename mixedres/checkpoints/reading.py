@@ -47,8 +47,7 @@ def read_weights(path: pathlib.Path) -> WeightsFile:
     For a run, reads the newest undamaged checkpoint, or the one that the path names (runs/x@best, runs/x@600), and the
     moving average of the weights if there is one.
 
-    Raises:
-      WeightsError: if there are no weights, or they cannot be read.
+    Raises WeightsError if there are no weights, or they cannot be read.
     """
     try:
         directory, name = split_checkpoint(path)
@@ -184,16 +183,7 @@ def _read_facts(file: pathlib.Path, layout: str, about: str | None, facts: Facts
 def write_weights(
     path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, Json] | None = None
 ) -> None:
-    """Writes a .safetensors file, whole or not at all.
-
-    Args:
-      path: path of the file, which ends in .safetensors.
-      tensors: tensors by name.
-      about: facts about the network, as `WeightsFile.metadata` has them.
-
-    Raises:
-      WeightsError: if the file cannot be written.
-    """
+    """Writes a .safetensors file, whole or not at all; raises WeightsError if the file cannot be written."""
     # transformers refuses files without this format.
     metadata = {"format": "pt"} | ({_ABOUT: json.dumps(stamped(dict(about)))} if about else {})
     # safetensors writes the memory of a view in place of its numbers.

@@ -82,11 +82,7 @@ class WeightsFile(Facts):
         return f"{name} {head}, layout {self.layout}"
 
     def network_keys(self) -> Record:
-        """Returns the keys of the config that name the network.
-
-        Raises:
-          WeightsError: if mixedres has no such network.
-        """
+        """Returns the keys of the config that name the network; raises WeightsError if mixedres has no such network."""
         if self.name is None:
             todo = (
                 f"mixedres has {', '.join(models.NAMES)}" if self.architecture else "name it with --config.model.name"
@@ -99,12 +95,9 @@ class WeightsFile(Facts):
     def create_network(self, policy: jmp.Policy, **options: Any) -> models.Network:
         """Returns the network of the weights.
 
-        Args:
-          policy: dtypes of parameters, arithmetic and logits.
-          **options: other fields of `mixedres.models.Network`, and epsilon for a ResNet.
+        `options`: other fields of `mixedres.models.Network`, and epsilon for a ResNet.
 
-        Raises:
-          WeightsError: if mixedres has no such network.
+        Raises WeightsError if mixedres has no such network.
         """
         found, name = self.architecture, self.name
         if name is None:
@@ -126,8 +119,7 @@ class WeightsFile(Facts):
     def input_shape(self) -> tuple[int, int, int]:
         """Returns a (height, width, channels) that the network takes: for a ResNet, which takes every size, 64 x 64.
 
-        Raises:
-          WeightsError: if the shape is unknown.
+        Raises WeightsError if the shape is unknown.
         """
         if self.architecture is not None:
             return 64, 64, self.architecture.channels
@@ -138,8 +130,7 @@ class WeightsFile(Facts):
     def variables(self) -> Variables:
         """Returns {'params', 'batch_stats'} of the network, float32 numpy arrays.
 
-        Raises:
-          WeightsError: if mixedres has no such network.
+        Raises WeightsError if mixedres has no such network.
         """
         model = self.create_network(jmp.Policy(jnp.float32, jnp.float32, jnp.float32))
         images = jax.ShapeDtypeStruct((1, *self.input_shape()), jnp.float32)
@@ -153,12 +144,7 @@ class WeightsFile(Facts):
     def variables_for(self, model: models.Network, like: Variables) -> tuple[Variables, bool]:
         """Returns the variables of a network that begins with these weights, and whether they have a head for it.
 
-        Args:
-          model: the network.
-          like: {'params', 'batch_stats'} of the network, as shapes.
-
-        Raises:
-          WeightsError: if the weights are of another network; the message lists what does not fit.
+        Raises WeightsError if the weights are of another network; the message lists what does not fit.
         """
         if isinstance(model, models.ResNet):
             self._check_options(model)

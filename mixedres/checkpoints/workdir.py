@@ -57,8 +57,7 @@ class RecordedRun:
     def config(self) -> Record | None:
         """Returns the config of the run, flat, with all of today's keys; None if the directory holds no run.
 
-        Raises:
-          ConfigError: if a newer version of mixedres wrote the config, or a value is invalid.
+        Raises ConfigError if a newer version of mixedres wrote the config, or a value is invalid.
         """
         found = self._config()
         return None if found is None else read_flat(found, self.path / CONFIG)
@@ -66,8 +65,7 @@ class RecordedRun:
     def data(self) -> Record | None:
         """Returns the identity of the data of the run; None if it is unknown.
 
-        Raises:
-          ConfigError: if a newer version of mixedres wrote the file, or a part of it is invalid.
+        Raises ConfigError if a newer version of mixedres wrote the file, or a part of it is invalid.
         """
         data = read_json(self.path / DATA)
         if not _is_data(data):
@@ -83,8 +81,7 @@ class RecordedRun:
     def step_named(self, name: str) -> int:
         """Returns the step of a checkpoint of the run: `name` is 'best' or a number.
 
-        Raises:
-          ConfigError: if there is no such checkpoint.
+        Raises ConfigError if there is no such checkpoint.
         """
         steps = self.steps()
         step = int(name) if name != "best" else (self._record().get("best") or {}).get("step")
@@ -116,8 +113,7 @@ class RecordedRun:
     def read_portable_config(path: pathlib.Path) -> ConfigDict:
         """Returns the config of the run in `path`, in which keys that act on this machine have their defaults.
 
-        Raises:
-          ConfigError: if no config can be read.
+        Raises ConfigError if no config can be read.
         """
         config = RecordedRun(path).config()
         if config is None:
@@ -147,11 +143,7 @@ class RecordedRun:
             ) from None
 
     def finished(self, config: Record) -> Record | None:
-        """Returns the summary of a finished run that `config` does not extend; else None.
-
-        Args:
-          config: config of this start, flat.
-        """
+        """Returns the summary of a finished run that `config` does not extend; else None."""
         old = self.config()
         if old is None or self.check_same(config):
             return None
@@ -167,12 +159,9 @@ class RecordedRun:
 
         The `resume` of a `mixedres.config.Key` says whether the key may change.
 
-        Args:
-          config: config of this start, flat.
-          only: the keys to compare; None: all keys.
+        `only`: the keys to compare; None: all keys.
 
-        Raises:
-          ConfigError: if there is no run, or a key differs; the message lists the differences.
+        Raises ConfigError if there is no run, or a key differs; the message lists the differences.
         """
         old = self.config()
         if old is None:
@@ -196,10 +185,9 @@ class RecordedRun:
     def check_data(self, data: Record, *, classes_only: bool = False) -> None:
         """Raises ConfigError with the differences if the run was on other data.
 
-        Args:
-          data: 'class_names', 'train_examples', 'eval_examples', a 'fingerprint' of the examples and their order, and
-            if the examples are files, a hash 'sizes' of their sizes.
-          classes_only: compare only the class names; an evaluation may use other images.
+        `data`: 'class_names', 'train_examples', 'eval_examples', a 'fingerprint' of the examples and their order, and
+        if the examples are files, a hash 'sizes' of their sizes. `classes_only`: compare only the class names; an
+        evaluation may use other images.
         """
         old = self.data()
         same = ("class_names", "train_examples", "eval_examples", "fingerprint")

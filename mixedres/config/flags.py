@@ -65,8 +65,7 @@ def parse_flags(arguments: Sequence[str], read_run: ReadRun | None = None) -> Fl
 
     `read_run` returns the config that the run in a workdir recorded; None: the config of a run cannot be named.
 
-    Raises:
-      ConfigError: for a mistake in the arguments or in the config file.
+    Raises ConfigError for a mistake in the arguments or in the config file.
     """
     flags, rest = _parser().parse_known_args(_joined(arguments), Flags())
     if not flags.file and flags.mode == "eval" and flags.workdir:
@@ -100,8 +99,7 @@ def _parser() -> Parser:
 def override_machine(config: ConfigDict, arguments: Sequence[str]) -> None:
     """Sets keys that act on this machine from arguments '--config.KEY=VALUE' of a command that reads a run.
 
-    Raises:
-      ConfigError: for a mistake in an argument, and for a key that only the run sets.
+    Raises ConfigError for a mistake in an argument, and for a key that only the run sets.
     """
     allowed = [key.path for key in KEYS if not key.is_portable]
     for argument in _joined(arguments):
@@ -145,13 +143,10 @@ def _key_and_text(argument: str) -> tuple[str, str]:
 def load_config(argument: str, read_run: ReadRun | None = None) -> ConfigDict:
     """Returns the config that a value of --config names.
 
-    Args:
-      argument: 'FILE' or 'FILE:PRESET,key=value,...'; FILE is a path or the name of a shipped recipe. 'run:WORKDIR' is
-        the config that a run recorded.
-      read_run: see `parse_flags`.
+    `argument`: 'FILE' or 'FILE:PRESET,key=value,...'; FILE is a path or the name of a shipped recipe. 'run:WORKDIR' is
+    the config that a run recorded.
 
-    Raises:
-      ConfigError: for a file that cannot be read or returns no config.
+    Raises ConfigError for a file that cannot be read or returns no config.
     """
     name, _, choice = argument.partition(":")
     if name == "run" and read_run is not None:

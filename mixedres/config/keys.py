@@ -84,8 +84,7 @@ def duration_in_steps(value: object, steps_per_epoch: float, *, round_down: bool
     The result is rounded to the nearest whole step, halves up, or down if `round_down`. It is at least 1 unless the
     duration is 0.
 
-    Raises:
-      ValueError: for anything else, and for negative durations.
+    Raises ValueError for anything else, and for negative durations.
     """
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(|epochs?|steps?)\s*", str(value))
     if match is None:
@@ -107,8 +106,7 @@ def _is_duration(x: Any) -> bool:
 def profile_window(value: str) -> tuple[int, int]:
     """Returns (100, 5) for '100:5': trace the 5 steps after step 100.
 
-    Raises:
-      ValueError: for anything else.
+    Raises ValueError for anything else.
     """
     match = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", value)
     if match is None or not int(match[2]):

@@ -20,9 +20,8 @@ def check_optimizer(section: dict[str, Any]) -> None:
 def optimizer_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """Returns the options that the optimizer `name` takes beside those of all, with defaults for what is not given.
 
-    Raises:
-      ValueError: for an unknown name, numbers that do not go together, and an option that this optimizer does not
-        take, unless the option has its default value.
+    Raises ValueError for an unknown name, numbers that do not go together, and an option that this optimizer does not
+    take, unless the option has its default value.
     """
     own = _options_of(name)
     for option, value in given.items():

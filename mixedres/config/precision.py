@@ -12,8 +12,7 @@ from mixedres._internal.errors import config_errors
 def precision_of(config: ConfigDict) -> tuple[precision.Precision, precision.LossScale]:
     """Returns the precision of a config, and a new loss scale.
 
-    Raises:
-      ConfigError: for a mistake in the keys of the sections precision, autocast and loss_scale.
+    Raises ConfigError for a mistake in the keys of the sections precision, autocast and loss_scale.
     """
     with config_errors("config.autocast"):
         rewrite = _rewrite_options(config)

@@ -45,8 +45,7 @@ def split(argument: str) -> tuple[str, dict[str, str]]:
 
     Without a preset the result has 'fp32'.
 
-    Raises:
-      ConfigError: for a part that is neither first nor key=value.
+    Raises ConfigError for a part that is neither first nor key=value.
     """
     preset, overrides = "fp32", {}
     # A comma inside brackets belongs to the value.
@@ -64,8 +63,7 @@ def split(argument: str) -> tuple[str, dict[str, str]]:
 def finish(config: ConfigDict, preset: str, overrides: dict[str, str]) -> ConfigDict:
     """Sets the preset and the overrides; a section's name alone means its `name`: model=resnet101.
 
-    Raises:
-      ConfigError: for an unknown preset or key and for a value of the wrong type.
+    Raises ConfigError for an unknown preset or key and for a value of the wrong type.
     """
     if preset not in PRESETS:
         raise ConfigError(f"--config=FILE:PRESET: {unknown_preset(preset)}")
@@ -147,8 +145,7 @@ def check_key(path: str) -> None:
 def validate(config: ConfigDict) -> None:
     """Checks keys, types, ranges and the length of the run; touches no device.
 
-    Raises:
-      ConfigError: at the first mistake.
+    Raises ConfigError at the first mistake.
     """
     flat = flatten(config)
     for path, value in flat.items():
@@ -195,8 +192,7 @@ def flatten(config: ConfigDict) -> dict[str, Any]:
 def complete(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a flat config that was read as JSON with today's keys; keys that `flat` lacks have their defaults.
 
-    Raises:
-      ConfigError: for an unknown key, a key that was retired and is not ignored, and for an invalid value.
+    Raises ConfigError for an unknown key, a key that was retired and is not ignored, and for an invalid value.
     """
     ignored = {path for path, key in RETIRED.items() if key.ignored}
     config = unflatten({path: value for path, value in flat.items() if path not in ignored})
@@ -208,8 +204,7 @@ def complete(flat: Mapping[str, Any]) -> dict[str, Any]:
 def unflatten(flat: Mapping[str, Any]) -> ConfigDict:
     """Returns the config of a result of `flatten`, which may have been written and read as JSON since.
 
-    Raises:
-      ConfigError: for an unknown key and for a value of the wrong type.
+    Raises ConfigError for an unknown key and for a value of the wrong type.
     """
     config = defaults()
     for path, value in flat.items():

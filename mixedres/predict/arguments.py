@@ -23,8 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def find_images(argument: str) -> list[str]:
     """Returns the files that an argument names: a file, all images below a folder, or the matches of a glob, sorted.
 
-    Raises:
-      ConfigError: if there are no such files.
+    Raises ConfigError if there are no such files.
     """
     from mixedres.data import IMAGE_EXTENSIONS
 

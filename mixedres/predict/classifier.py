@@ -69,9 +69,8 @@ class Classifier:
 def read_classifier(options: argparse.Namespace) -> Classifier:
     """Reads the network that the options of `mixedres.predict.add_arguments` name, as a `Classifier`.
 
-    Raises:
-      ConfigError: as for `open_classifier`, if the file of --labels cannot be read, and if no image file can become an
-        input of the network.
+    Raises ConfigError as for `open_classifier`, if the file of --labels cannot be read, and if no image file can become
+    an input of the network.
     """
     try:
         names = _class_names(options.labels) if options.labels else None
@@ -101,17 +100,12 @@ def open_classifier(
 ) -> Classifier:
     """Reads the network of a run or of a file of weights.
 
-    Args:
-      path: the run or the file, as for `mixedres.checkpoints.read_weights`.
-      preset: name of the precision; None: the run's, and fp32 for weights.
-      class_names: names of all classes; None: as recorded.
-      image_size: height and width of the network's input; None: as recorded.
-      preprocessing: how images become squares; None: as recorded.
-      version: '1' or '1.5', of a ResNet whose weights do not tell it; None: 1.5.
+    `preset`: name of the precision; None: the run's, and fp32 for weights. `class_names`: names of all classes; None:
+    as recorded. `image_size`: height and width of the network's input; None: as recorded. `preprocessing`: how images
+    become squares; None: as recorded. `version`: '1' or '1.5', of a ResNet whose weights do not tell it; None: 1.5.
 
-    Raises:
-      WeightsError: if there is no such network.
-      ConfigError: if an argument is invalid, or if the class names do not fit the number of classes.
+    Raises WeightsError if there is no such network; ConfigError if an argument is invalid, or if the class names do not
+    fit the number of classes.
     """
     check_devices()
     file = checkpoints.read_weights(path)

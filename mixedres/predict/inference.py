@@ -82,10 +82,7 @@ class Prepared(NamedTuple):
 def prepare(classifier: Classifier, count: int, batch_size: int | None = None) -> Prepared:
     """Returns a network that is compiled for all devices of this process.
 
-    Args:
-      classifier: the network.
-      count: number of images that will be predicted.
-      batch_size: images at a time; None: `default_batch_size`, or fewer for fewer images.
+    `batch_size`: images at a time; None: `default_batch_size`, or fewer for fewer images.
     """
     devices = jax.local_devices()
     batch_size = -(-min(batch_size or default_batch_size(), count) // len(devices)) * len(devices)
@@ -102,10 +99,8 @@ def predictions(
     """Yields the prediction for each image, in order, and the network's input; memory does not grow with the number of
     files. The input is None if the image could not be classified.
 
-    Args:
-      prepared: the compiled network.
-      images: paths of files, or arrays as `mixedres.data.center_crops` takes them.
-      top: number of classes per image; more than the network has: all classes.
+    `images`: paths of files, or arrays as `mixedres.data.center_crops` takes them. `top`: number of classes per image;
+    more than the network has: all classes.
     """
     # Not at the top: importing OpenCV takes a quarter of a second, which a mistake in the command should not cost.
     from mixedres.data import available_cpus, center_crops
