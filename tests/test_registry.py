@@ -16,6 +16,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres.config import load_config, optimizer_options
 from tests import ROOT
 from tests.data import made
+from tests.train import run_cases
 
 PAGE = ROOT / "examples" / "own_parts.py"
 OWN = {"model.name", "optimizer.name", "schedule.name", "data.augment"}
@@ -160,13 +161,15 @@ def test_nothing_is_imported_because_a_run_names_it(tmp_path):
         registry.check_needed({"imports": ["model.name:/x.py"], "model.name": "mine"}, "here")
 
 
-def test_reader_of_weights_by_the_end_of_a_file(page, tmp_path, capsys, monkeypatch):
+def test_reader_of_weights_by_the_end_of_a_file(place, tmp_path, monkeypatch):
     monkeypatch.setitem(registry.WEIGHTS, ".npz", lambda path: (np.load(path), "from NumPy", {}))
-    source = ["--config=digits:fp16", "--config.epochs=1", "--config.num_devices=1"]
-    assert run_subcommand(["mixedres", "train", *source, f"--workdir={tmp_path / 'run'}"]) == 0
-    np.savez(tmp_path / "weights.npz", **checkpoints.read_weights(tmp_path / "run").tensors)
-    assert run_subcommand(["mixedres", "eval", *source, f"--config.init_from={tmp_path / 'weights.npz'}"]) == 0
-    assert "from NumPy" in capsys.readouterr().out
+    trained, path = checkpoints.read_weights(place / "run"), tmp_path / "weights.npz"
+    np.savez(path, **trained.tensors)
+    chosen = run_cases.on_images(place, "fp16")
+    chosen.init_from = str(path)
+    initial = mixedres.train.plan(chosen).initial
+    assert "from NumPy" in initial.note and initial.has_head
+    np.testing.assert_array_equal(initial.variables["params"]["head"]["bias"], trained.tensors["params/head/bias"])
 
 
 class Corner:
@@ -232,13 +235,11 @@ class Table:
         return f"{len(self.rows)} rows"
 
 
-def test_output_of_predict_by_the_end_of_its_name(tmp_path, monkeypatch, capsys):
+def test_output_of_predict_by_the_end_of_its_name(place, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(registry.OUTPUTS, ".csv", Table)
-    run = ["--config=digits:fp16", "--config.epochs=1", "--config.num_devices=1", f"--workdir={tmp_path / 'run'}"]
-    assert run_subcommand(["mixedres", "train", *run]) == 0
-    Image.fromarray(np.zeros((16, 16), np.uint8)).save(tmp_path / "digit.png")
-    source, out = [f"--from={tmp_path / 'run'}", str(tmp_path / "digit.png")], tmp_path / "p.csv"
-    assert run_subcommand(["mixedres", "predict", *source, f"--out={out}"]) == 0
-    assert out.read_text().endswith(",True,(16, 16, 1)") and f"1 rows: {out}" in capsys.readouterr().err
-    assert run_subcommand(["mixedres", "predict", *source, f"--out={tmp_path / 'p.txt'}"]) == 2
+    image = next((place / "images" / "val").rglob("*.jpg"))
+    given, out = ["mixedres", "predict", f"--from={place / 'run'}", str(image)], tmp_path / "p.csv"
+    assert run_subcommand([*given, f"--out={out}"]) == 0
+    assert out.read_text().endswith(",True,(24, 24, 3)") and f"1 rows: {out}" in capsys.readouterr().err
+    assert run_subcommand([*given, f"--out={tmp_path / 'p.txt'}"]) == 2
     assert "must end in .html or .csv" in capsys.readouterr().err
