@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from mixedres._internal import registry
 from mixedres._internal.cli.progress import ImageProgress
 from mixedres._internal.cli.python_words import in_python, speaks_python
 from mixedres._internal.errors import ConfigError, WeightsError, config_errors
-from mixedres._internal.files import expanded, split_checkpoint
+from mixedres._internal.files import expanded, parse_json, read_regular, split_checkpoint
 from mixedres._internal.processes import SINGLE, SingleProcess
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import workdir as names
@@ -77,11 +76,12 @@ class Run:
     @functools.cached_property
     def metrics(self) -> list[Record]:
         """Returns the rows of metrics.jsonl, in order; [] for weights without a run."""
-        try:
-            lines = (self._workdir / names.METRICS).read_text().splitlines()
-        except OSError:
-            return []
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        rows = []
+        with contextlib.suppress(OSError):
+            for line in read_regular(self._workdir / names.METRICS).splitlines():
+                with contextlib.suppress(ValueError):  # a line that was cut off, or that no run wrote
+                    rows.append(parse_json(line))
+        return [row for row in rows if isinstance(row, dict)]
 
     @functools.cached_property
     def summary(self) -> Record | None:

@@ -46,9 +46,9 @@ COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
 # Most lines of each unit, of JavaScript, of tests and of experiments. A number falls with every change that makes room,
 # and rises only by a commit that says what was worth it.
 LINES = {
-    "_internal": 2721,
+    "_internal": 2712,
     "amp": 3634,
-    "checkpoints": 1746,
+    "checkpoints": 1904,
     "config": 870,
     "data": 3206,
     "doctor": 368,
@@ -65,7 +65,7 @@ LINES = {
     "photographs": 1131,
     "trackers": 212,
     "javascript": 632,
-    "tests": 28533,
+    "tests": 28619,
     "experiments": 6813,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.

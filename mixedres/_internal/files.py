@@ -10,15 +10,15 @@ import os
 import pathlib
 import re
 import stat
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from typing import IO
 
 from mixedres._internal.cli import console
 from mixedres._internal.errors import WeightsError
 from mixedres._internal.types import Json, Record
 
-# Largest JSON file that is read, in bytes: many times what the names of a million classes take.
-_LARGEST_JSON = 2**28
+# Largest JSON file that is read, in bytes: the names of a million classes.
+LARGEST_JSON = 2**24
 CHECKSUMS = "checksums.json"
 
 
@@ -30,12 +30,12 @@ def write_json(path: pathlib.Path, value: Json) -> None:
 def read_json(path: pathlib.Path) -> Json:
     """Returns the content of a JSON file; None for a file that is missing, not regular, too large or not JSON."""
     try:
-        return parse_json(read_regular(path, _LARGEST_JSON))
+        return parse_json(read_regular(path, LARGEST_JSON))
     except (OSError, ValueError):
         return None
 
 
-def read_object(path: pathlib.Path, most: int = _LARGEST_JSON) -> Record:
+def read_object(path: pathlib.Path, most: int = LARGEST_JSON) -> Record:
     """Returns the object in a JSON file.
 
     Raises OSError as for `read_regular`; ValueError if the file is not JSON, or holds another value than an object.
@@ -164,15 +164,6 @@ def nearest_existing(path: pathlib.Path) -> pathlib.Path:
 def write_checksums(directory: pathlib.Path, names: Iterable[str]) -> None:
     """Writes the SHA-256 of these files in `directory` into its ``checksums.json``."""
     write_json(directory / CHECKSUMS, {name: _sha256(directory / name) for name in names})
-
-
-def checksums_hold(directory: pathlib.Path, needed: Set[str]) -> bool:
-    """Returns whether a directory has checksums, of the files `needed` too, and every file of them has its checksum."""
-    expected = read_json(directory / CHECKSUMS)
-    try:
-        return needed <= set(expected) and all(_sha256(directory / name) == expected[name] for name in expected)
-    except (OSError, ValueError, TypeError):
-        return False
 
 
 def _sha256(path: pathlib.Path) -> str:

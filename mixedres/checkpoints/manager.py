@@ -10,9 +10,11 @@ The state is the same in all processes: process 0 writes it, and every process r
 """
 
 import json
+import math
 import pathlib
 import shutil
 import threading
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,6 +27,11 @@ from mixedres._internal.processes import SINGLE, SingleProcess
 from mixedres._internal.tree import leaf_path, named_leaves
 from mixedres._internal.types import PyTree, Record
 from mixedres.checkpoints import folder
+
+# How often a directory is listed that a trainer changes.
+_MOST_LOOKS = 100
+# Most bytes of a state, in bytes of its weights: Adam's has three times as many, and a moving average.
+_MOST_OTHERS = 16
 
 
 class Checkpoints:
@@ -95,37 +102,61 @@ class Checkpoints:
             self._wait()
         return self.poll()
 
-    def restore_newest(self, like: PyTree, only: int | None = None) -> tuple[PyTree, Record, list[int]]:
+    def restore_newest(
+        self, like: PyTree, only: int | None = None, *, others: bool = False
+    ) -> tuple[PyTree, Record, list[int]]:
         """Returns the newest undamaged state, its record, and the steps of newer, damaged checkpoints.
 
-        `like`: arrays or `jax.ShapeDtypeStruct` with the structure, shapes, dtypes and shardings of the result; None:
-        the result is {path: numpy array}, as saved. `only`: step of the one checkpoint that may be restored; None: any.
+        `like`: arrays or `jax.ShapeDtypeStruct` with the structure, shapes, dtypes and shardings of the result. `only`:
+        step of the one checkpoint that may be restored; None: any. `others`: the checkpoint may have other arrays too,
+        which are not read.
 
         Raises:
           OSError: if all checkpoints are damaged; its text is one line.
           OtherModelError: if the newest undamaged checkpoint has other arrays than `like`.
         """
-        steps = folder.steps_in(self.directory)[::-1] if only is None else [only]
-        step = -1
-        if self._group.is_primary:  # alone, because a failing disk may show each host something else
-            step = next((step for step in steps if folder.is_whole(self.directory / str(step))), -1)
-        step = self._group.broadcast("newest whole checkpoint", step)
-        damaged = [newer for newer in steps if newer > step]
+        size = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(like))
+        most = (_MOST_OTHERS if others else 1) * size
+        # Process 0 chooses alone, because a failing disk may show each host something else.
+        opened, *chosen = self._newest_whole(only, most) if self._group.is_primary else (None, -1, [], "")
+        step, damaged, why = self._group.broadcast("newest whole checkpoint", chosen)
         if step < 0:
-            raise OSError(f"none of the checkpoints in {self.directory} is whole (steps {damaged})")
+            raise OSError(f"none of the checkpoints in {self.directory} is whole (steps {damaged}{why})")
         try:
-            arrays = folder.read_arrays(self.directory / str(step))
-            record = folder.read_record(self.directory / str(step))
+            with opened or folder.Opened(self.directory / str(step), most) as found:
+                arrays = found.arrays(partial(_check_arrays, step, like, others))
+                record = found.record()
+        except OtherModelError:
+            raise
         except Exception as error:  # the checksums hold, so another version or a person wrote the checkpoint so
             if out_of_memory(error):
                 raise
             raise OSError(
                 f"the checkpoint of step {step} in {self.directory} cannot be read: {reason(error)}"
             ) from error
-        if like is not None:
-            _check_arrays(step, arrays, like)
-            arrays = jax.tree_util.tree_map_with_path(partial(_placed, arrays), like)
-        return arrays, record, damaged
+        return jax.tree_util.tree_map_with_path(partial(_placed, arrays), like), record, damaged
+
+    def _newest_whole(self, only: int | None, most: int) -> tuple[folder.Opened | None, int, list[int], str]:
+        """Returns the newest whole checkpoint, its step, newer, damaged steps, and why; (None, -1, ...) without one.
+
+        A process that trains may remove checkpoints between the list and the opening: then looks again.
+        """
+        for _ in range(_MOST_LOOKS):
+            damaged, is_gone, why = list[int](), False, ""
+            for step in folder.steps_in(self.directory)[: -folder.MOST_TRIED - 1 : -1] if only is None else [only]:
+                path = self.directory / str(step)
+                try:
+                    opened = folder.Opened(path, most)
+                    if opened.is_whole() and not is_gone:
+                        return opened, step, damaged, why
+                    opened.close()
+                except OSError as error:
+                    why = why or f", {reason(error)}"
+                is_gone |= not path.exists()
+                damaged.append(step)
+            if only is not None or not is_gone:
+                break
+        return None, -1, damaged, why
 
     def set_aside(self, steps: list[int]) -> None:
         """Renames checkpoints to ``damaged-STEP``, so that a continued run can save those steps again."""
@@ -175,13 +206,14 @@ def _placed(arrays: dict[str, np.ndarray], path: Any, like: Any) -> Any:
     return array if sharding is None else jax.make_array_from_process_local_data(sharding, array)
 
 
-def _check_arrays(step: int, saved: dict[str, np.ndarray], like: PyTree) -> None:
-    """Raises OtherModelError if the arrays of a checkpoint differ from `like` in name, shape or dtype."""
-    there, here = (
-        {name: f"{np.dtype(x.dtype).name}{list(x.shape)}" for name, x in leaves.items()}
-        for leaves in (saved, named_leaves(like))
-    )
-    differing = [name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name)]
+def _check_arrays(step: int, like: PyTree, others: bool, saved: Mapping[str, folder.Shape]) -> Collection[str]:
+    """Returns the names of `like`; raises OtherModelError if `saved` differs in name, shape or dtype."""
+    wanted = named_leaves(like)
+    there = {name: f"{x.dtype}{list(x.shape)}" for name, x in saved.items()}
+    here = {name: f"{np.dtype(x.dtype).name}{list(x.shape)}" for name, x in wanted.items()}
+    names = here.keys() if others else there.keys() | here.keys()
+    differing = [name for name in sorted(names) if there.get(name) != here.get(name)]
     if differing:
         what = [f"{x} is {there.get(x, 'missing')} there and {here.get(x, 'missing')} here" for x in differing]
         raise OtherModelError(f"the checkpoint of step {step} is of another model: {listed(what, 1)}")
+    return wanted

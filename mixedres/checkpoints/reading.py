@@ -6,6 +6,7 @@ import os
 import pathlib
 from collections.abc import Mapping
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
@@ -13,10 +14,11 @@ import safetensors.numpy
 
 from mixedres import models
 from mixedres._internal import registry
-from mixedres._internal.errors import WeightsError, reason
+from mixedres._internal.errors import OtherModelError, WeightsError, reason
 from mixedres._internal.files import check_weights_exist, parse_json, read_regular, split_checkpoint, write_whole
 from mixedres._internal.formats import stamped
 from mixedres._internal.names import LAYOUTS
+from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import DType, Json, Record
 from mixedres.checkpoints import workdir
 from mixedres.checkpoints.documents import Facts, read_facts, read_record
@@ -63,46 +65,45 @@ def read_weights(path: pathlib.Path) -> WeightsFile:
 def _read_run(directory: pathlib.Path, name: str | None) -> WeightsFile:
     recorded = workdir.RecordedRun(directory)
     only = None if name is None else recorded.step_named(name)
-    if not recorded.steps():
+    config, data = recorded.config(), recorded.data() or {}
+    if not recorded.steps() or config is None:
         raise WeightsError(f"{directory} has no checkpoint yet; train first")
+    file = WeightsFile(directory, {}, "mixedres", **_facts_of_run(directory, config, data))
+    # The network says what may be read: a state holds more, whose sizes nobody knows here.
+    like = {"step": jax.ShapeDtypeStruct((), jnp.int32)} | (
+        {"ema": file.shapes} if config["ema_decay"] else file.shapes
+    )
     try:
-        arrays, record, damaged = Checkpoints(directory / workdir.CHECKPOINTS).restore_newest(None, only)
-    except OSError as error:
+        saved = Checkpoints(directory / workdir.CHECKPOINTS)
+        arrays, record, damaged = saved.restore_newest(like, only, others=True)
+    except (OSError, OtherModelError) as error:
         raise WeightsError(str(error)) from None
+    step = int(arrays.pop("step"))
+    if step < 0:
+        raise WeightsError(f"{directory} holds no state of a training run; put back a copy")
     where = f"the {'newest checkpoint' if only is None else f'checkpoint of step {only}'} in {directory}"
-    config, data = read_record(record, where)["config"], recorded.data() or {}
+    read_record(record, where)
+    tensors = _checked(directory, named_leaves(arrays.get("ema", arrays)))
+    note = f"no checkpoint of step {', '.join(map(str, damaged))} is whole; taking step {step}" if damaged else ""
+    return dataclasses.replace(file, tensors=tensors, batches=step, run=workdir.portable(config), note=note)
+
+
+def _facts_of_run(directory: pathlib.Path, config: Record, data: Record) -> Record:
     names = tuple(data.get("class_names", ()))
     options = {name: config[f"model.{name}"] for name in models.OPTIONS}
     try:
         spec = None if data.get("input") is None else InputSpec.from_json(data["input"]).to_json()
     except ValueError as error:
         raise WeightsError(f"{directory / workdir.DATA}: {error}") from None
-    tensors, step = _tensors_and_step(arrays, where)
-    return WeightsFile(
-        directory,
-        _checked(directory, tensors),
-        "mixedres",
-        batches=step,
-        network=config["model.name"],
-        num_classes=data.get("num_classes", len(names)),
-        version=config["model.version"] or models.default_version(config["model.name"]),
-        options={name: value for name, value in options.items() if value != models.OPTIONS[name][0]},
-        class_names=names or None,
-        epsilon=config["batch_norm.epsilon"],
-        input=spec,
-        run=workdir.portable(config),
-        note=f"no checkpoint of step {', '.join(map(str, damaged))} is whole; taking step {step}" if damaged else "",
-    )
-
-
-def _tensors_and_step(arrays: Mapping[str, np.ndarray], where: str) -> tuple[dict[str, np.ndarray], int]:
-    """Returns the weights in a checkpoint, averaged if the run had a moving average, and the number of steps."""
-    averages = {name.removeprefix("ema/"): array for name, array in arrays.items() if name.startswith("ema/")}
-    tensors = averages or {name: x for name, x in arrays.items() if name.startswith(("params/", "batch_stats/"))}
-    step = arrays.get("step")
-    if not tensors or step is None or step.shape or step.dtype != np.int32 or step < 0:
-        raise WeightsError(f"{where} holds no state of a training run; put back a copy")
-    return tensors, int(step)
+    return {
+        "network": config["model.name"],
+        "num_classes": data.get("num_classes", len(names)),
+        "version": config["model.version"] or models.default_version(config["model.name"]),
+        "options": {name: value for name, value in options.items() if value != models.OPTIONS[name][0]},
+        "class_names": names or None,
+        "epsilon": config["batch_norm.epsilon"],
+        "input": spec,
+    }
 
 
 def _read_file(path: pathlib.Path) -> WeightsFile:

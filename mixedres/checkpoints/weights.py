@@ -123,21 +123,28 @@ class WeightsFile(Facts):
         """
         if self.architecture is not None:
             return 64, 64, self.architecture.channels
+        if self.input is None and self.network not in models.NETWORKS:
+            return 64, 64, 3
         if self.input is None:
             raise WeightsError(f"{self.path} does not say what the network's input is")
         return InputSpec.from_json(self.input).shape
+
+    @property
+    def shapes(self) -> Variables:
+        """Returns {'params', 'batch_stats'} of the network as shapes; raises WeightsError as `variables`."""
+        model = self.create_network(jmp.Policy(jnp.float32, jnp.float32, jnp.float32))
+        images = jax.ShapeDtypeStruct((1, *self.input_shape()), jnp.float32)
+        # The key is made inside: outside, it would be two programs to compile.
+        shapes: Variables = jax.eval_shape(lambda images: model.init(jax.random.key(0), images), images)
+        return shapes
 
     def variables(self) -> Variables:
         """Returns {'params', 'batch_stats'} of the network, float32 numpy arrays.
 
         Raises WeightsError if mixedres has no such network.
         """
-        model = self.create_network(jmp.Policy(jnp.float32, jnp.float32, jnp.float32))
-        images = jax.ShapeDtypeStruct((1, *self.input_shape()), jnp.float32)
-        # The key is made inside: outside, it would be two programs to compile.
-        like = jax.eval_shape(lambda images: model.init(jax.random.key(0), images), images)
         try:
-            return layouts.from_tensors(self.tensors, like, self.layout)[0]
+            return layouts.from_tensors(self.tensors, self.shapes, self.layout)[0]
         except ValueError as error:
             raise WeightsError(f"{self.path} looks like {self.describe()}, but: {error}") from None
 

@@ -5,6 +5,7 @@ file is damaged or gone. What a run recorded is data: `RecordedRun.read_portable
 on this machine.
 """
 
+import contextlib
 import pathlib
 import shlex
 from collections.abc import Collection
@@ -225,15 +226,11 @@ class RecordedRun:
         return config if _is_config(config) else None
 
     def _record(self) -> Record:
-        """Returns the record of the newest whole checkpoint; {} without such a checkpoint."""
-        for step in reversed(self.steps()):
-            path = self.path / CHECKPOINTS / str(step)
-            if folder.is_whole(path):
-                try:
-                    record = folder.read_record(path)
-                    return record if isinstance(record, dict) else {}
-                except (OSError, TypeError, KeyError, ValueError):
-                    return {}
+        """Returns the newest whole record of a checkpoint; {} without one."""
+        for step in self.steps()[: -folder.MOST_TRIED - 1 : -1]:
+            with contextlib.suppress(OSError, TypeError, KeyError, ValueError):
+                record = folder.read_record(self.path / CHECKPOINTS / str(step))
+                return record if isinstance(record, dict) else {}
         return {}
 
 

@@ -53,9 +53,9 @@ def main(directory):
     for step, fault in enumerate(FAULTS, 2):
         status = save_in_a_child(directory, step, **fault)
         newest = folder.steps_in(directory)[-1]
-        path = directory / str(newest)
-        assert folder.is_whole(path) and folder.read_record(path) == {"n": newest}, fault
-        assert (folder.read_arrays(path)["kernel"] == newest).all(), fault
+        with folder.Opened(directory / str(newest), most=10**6) as opened:
+            assert opened.is_whole() and opened.record() == {"n": newest}, fault
+            assert (opened.arrays(lambda stored: stored)["kernel"] == newest).all(), fault
         print(json.dumps([status, newest == step]))
 
 

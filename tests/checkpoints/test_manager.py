@@ -132,6 +132,81 @@ def test_any_damage_to_any_file_is_found(saved, damage):
     assert saved.restore_newest(LIKE)[2] == [2]
 
 
+def link(path):
+    (path / folder.RECORD).rename(path.parent / "record")
+    (path / folder.RECORD).symlink_to(path.parent / "record")
+
+
+def name_outside(path):
+    sums = json.loads((path / CHECKSUMS).read_text())
+    (path / CHECKSUMS).write_text(json.dumps(sums | {"../1/record.json": "0"}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        link,
+        name_outside,
+        lambda path: os.mkfifo(path / "pipe"),
+        lambda path: (path / "more.json").write_text("{}"),
+        lambda path: (path / "more").mkdir() or (path / "more" / "file").write_text(""),
+        lambda path: os.truncate(path / folder.STATE, 10**12),  # takes no place, and would be read for an hour
+        lambda path: os.truncate(path / folder.RECORD, 10**12),
+    ],
+    ids=["link", "outside", "pipe", "file", "folder", "large state", "large record"],
+)
+def test_what_no_run_wrote_is_not_opened(saved, change, monkeypatch):
+    for step in (1, 2):
+        saved.save(step, state(step), {})
+        saved.finish()
+    change(saved.directory / "2")
+    hashed, digest = [], folder._sha256
+    monkeypatch.setattr(folder, "_sha256", lambda file: hashed.append(file) or digest(file))
+    restored, _, damaged = saved.restore_newest(LIKE)
+    assert int(restored["step"]) == 1 and damaged == [2] and len(hashed) == 2
+    with pytest.raises(OSError, match=r"whole \(steps \[2\]"):
+        saved.restore_newest(LIKE, only=2)
+
+
+def test_stated_shapes_are_compared_before_anything_is_read(saved, monkeypatch):
+    saved.save(1, state(1), {})
+    saved.finish()
+    found = folder.Opened.arrays
+
+    def larger(self, check):
+        """As if the header stated more numbers than the network has."""
+        return found(
+            self, lambda stored: check({n: x._replace(shape=(10**9, *x.shape[1:])) for n, x in stored.items()})
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder.Opened, "arrays", larger)
+        with pytest.raises(OtherModelError, match=r"kernel is float32\[1000000000, 3\] there and float32\[4, 3\] here"):
+            saved.restore_newest(LIKE)
+    restored, *_ = saved.restore_newest({"step": LIKE["step"]}, others=True)
+    assert restored.keys() == {"step"}
+
+
+def test_reader_beside_a_trainer_that_keeps_one_checkpoint(tmp_path, monkeypatch):
+    """The trainer saves, and removes what it had, before and after each look of the reader."""
+    trainer, reader, steps = Checkpoints(tmp_path, keep=1), Checkpoints(tmp_path), itertools.count(1)
+
+    def train():
+        step = next(steps)
+        trainer.save(step, state(step), {"n": step})
+        assert trainer.finish() == []
+
+    train()
+    opened, beats = folder.Opened.__init__, itertools.count()
+    monkeypatch.setattr(folder.Opened, "__init__", lambda *given: (next(beats) % 3 or train(), opened(*given))[1])
+    for name in ("is_whole", "arrays"):
+        method = getattr(folder.Opened, name)
+        monkeypatch.setattr(folder.Opened, name, lambda *given, method=method: (train(), method(*given))[1])
+    for _ in range(20):
+        restored, record, damaged = reader.restore_newest(LIKE)
+        assert int(restored["step"]) == record["n"] and damaged == []
+
+
 @pytest.mark.parametrize(
     ("like", "words"),
     [

@@ -10,10 +10,10 @@ import shutil
 
 import pytest
 
-from mixedres import main
+from mixedres import checkpoints, main
 from mixedres._internal.cli import command_line, compilation
 from mixedres._internal.errors import ConfigError, MemoryShortage, TrainingError
-from mixedres.checkpoints import RunDirectory, folder, read_weights, workdir
+from mixedres.checkpoints import RunDirectory, folder, workdir
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.writers import MetricWriter
 from tests.hostile.commands import assert_one_line, run_here
@@ -38,6 +38,12 @@ def copy(place):
     """A copy of the finished run in `place`."""
     shutil.copytree(finished(place.parent)[0], place / "run")
     return place / "run"
+
+
+def read_weights(directory):
+    with pytest.MonkeyPatch.context() as patch:
+        run_cases.shrink(patch)
+        return checkpoints.read_weights(directory)
 
 
 def go_on(directory):
