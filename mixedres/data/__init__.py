@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING
 
 from mixedres._internal.errors import DataError
 from mixedres._internal.lazy import importer
-from mixedres.data.catalog import NAMES, PREFIX, SOURCES, Options, load
+from mixedres.data.catalog import NAMES, PREFIX, SOURCES, load
 from mixedres.data.examples import Dataset, Example, Examples
 from mixedres.data.input_spec import InputSpec
+from mixedres.data.options import Options
 from mixedres.data.prefetch import GaveUp, Prefetch
 from mixedres.data.results import ClassScores, ImageResults, ResultCollector, class_scores, macro_f1
 from mixedres.data.source_checks import check_batch, check_labels, check_scale, check_source, endless

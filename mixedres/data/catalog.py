@@ -6,119 +6,17 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from mixedres._internal import registry
-from mixedres._internal.names import (
-    ANY,
-    AUGMENTATIONS,
-    FRACTION,
-    NOT_NEGATIVE,
-    POSITIVE,
-    PREPROCESSINGS,
-    REACHABLE,
-    SIDE,
-    UNIT,
-    Range,
-    one_of,
-)
 from mixedres._internal.registry import SOURCES as SOURCES
 from mixedres.data.examples import Dataset, with_background
+from mixedres.data.options import Options
 from mixedres.data.sources import Source, Synthetic
-
-if TYPE_CHECKING:
-    from mixedres.data.images.augment import Augmentation
 
 # Beginning of the names of data sets that TensorFlow Datasets prepared.
 PREFIX = "tfds:"
-# Normalizations of synthetic images.
-NORMALIZATIONS = ("raw", "official", "torch", "per_image")
-
-
-def _option(kind: type, default: Any, meaning: str, allowed: Range = ANY, *, of_machine: bool = False) -> Any:
-    """Returns a field of `Options`; a later start may change one `of_machine`, which changes no number of a run."""
-    about = {"type": kind, "meaning": meaning, "range": allowed, "is_of_machine": of_machine}
-    return dataclasses.field(default=default, metadata=about)
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of all data sets, the keys of the section data of a config; each data set uses those that apply to it.
-
-    `batch_size` is the size of the one test batch of synthetic data, and `channels` the number of channels of synthetic
-    images. Each other field has its meaning and its range beside it.
-    """
-
-    batch_size: int
-    dir: str | None = _option(
-        str, None, "directory of the data; not set: $TFDS_DATA_DIR or ~/tensorflow_datasets", of_machine=True
-    )
-    image_size: int = _option(int, 224, "height and width of the network's input", SIDE)
-    num_classes: int | None = _option(
-        int, None, "classes of synthetic data; more outputs than classes elsewhere", POSITIVE
-    )
-    train_examples: int | None = _option(int, None, "length of an epoch of synthetic data", POSITIVE)
-    background: bool = _option(bool, False, "an additional class 0, without examples, as in TensorFlow's r1")
-    preprocessing: str = _option(str, "torch", "crops and scaling of stored images", one_of(*PREPROCESSINGS))
-    crop_area: float | None = _option(
-        float, None, "smallest fraction of the area in a training crop of stored images; not set: 0.08", REACHABLE
-    )
-    synthetic_normalization: str | None = _option(
-        str, None, "raw, per_image or a preprocessing; not set: data.preprocessing", one_of(*NORMALIZATIONS)
-    )
-    rgb: bool = _option(bool, False, "repeat gray images of idx to three channels")
-    pad: int = _option(int, 0, "padding in pixels before a random crop, for data in memory", NOT_NEGATIVE)
-    flip: bool = _option(bool, False, "random left-right flip")
-    augment: str = _option(
-        str,
-        "none",
-        "trivial: one random operation of TrivialAugment; or an own one",
-        one_of(*AUGMENTATIONS, or_of=registry.AUGMENTATIONS),
-    )
-    erasing: float = _option(float, 0.0, "probability that a random rectangle becomes random pixels", UNIT)
-    train_split: str | None = _option(
-        str, None, "training split, such as 'train[:90%]', or folder; '.': each folder is a class; not set: train"
-    )
-    eval_split: str | None = _option(str, None, "evaluation split or folder; not set: validation, test or val")
-    eval_fraction: float = _option(float, 0.2, "fraction held out of a folder without a test part", FRACTION)
-    split_seed: int = _option(int, 0, "random seed of the images held out", NOT_NEGATIVE)
-    threads: int | None = _option(
-        int, None, "decoding threads per decoding process; not set: one per CPU core", POSITIVE, of_machine=True
-    )
-    workers: int = _option(
-        int, 0, "decoding processes; 0: threads of the main process decode", NOT_NEGATIVE, of_machine=True
-    )
-    max_pixels: int | None = _option(
-        int, None, "most pixels of a readable image; not set: 178,956,970", POSITIVE, of_machine=True
-    )
-    on_error: str = _option(
-        str, "raise", "at an unreadable image, stop the run or skip it", one_of("raise", "skip"), of_machine=True
-    )
-    channels: int = 3
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for a value outside its range."""
-        for field in dataclasses.fields(self):
-            value, allowed = getattr(self, field.name), field.metadata.get("range", ANY)
-            if value is not None and not allowed.allows(value):
-                raise ValueError(f"{field.name} is {value!r}; it must be {allowed.description}")
-
-    @property
-    def augmentation(self) -> Augmentation | None:
-        """Returns the changes of training images; None for no changes."""
-        if self.augment == "none" and not self.erasing:
-            return None
-        from mixedres.data.images.augment import Augmentation
-
-        return Augmentation(self.augment, self.erasing, registry.AUGMENTATIONS.files.get(self.augment, ""))
-
-    @property
-    def in_memory(self) -> dict[str, Any]:
-        """Returns the options of data sets in memory, as arguments of their functions."""
-        names = ("image_size", "pad", "flip", "augmentation")
-        return {name: getattr(self, name) for name in names}
 
 
 def load(name: str, **options: Any) -> Source:
@@ -157,20 +55,19 @@ def _directory(options: Options, what: str) -> str:
 def _digits(options: Options) -> Source:
     from mixedres.data.datasets.digits import load_digits
 
-    return load_digits(**options.in_memory)
+    return load_digits(options)
 
 
 def _cifar10(options: Options) -> Source:
     from mixedres.data.datasets.cifar10 import load_cifar10
 
-    return load_cifar10(options.dir, **options.in_memory)
+    return load_cifar10(options)
 
 
 def _idx(options: Options) -> Source:
     from mixedres.data.datasets.idx import load_idx
 
-    root, splits = _directory(options, "the directory of the files"), (options.train_split, options.eval_split)
-    return load_idx(root, *splits, num_classes=options.num_classes, rgb=options.rgb, **options.in_memory)
+    return load_idx(_directory(options, "the directory of the files"), options)
 
 
 def _synthetic(options: Options) -> Source:
@@ -208,11 +105,10 @@ def _stored(name: str, options: Options) -> Source:
     """Returns a loader of stored images."""
     from mixedres.data.check import quick_look
     from mixedres.data.datasets import folder, tfds
-    from mixedres.data.images import decoding, loader, worker_processes
+    from mixedres.data.images import decoding
+    from mixedres.data.images.loader import Loader
     from mixedres.data.images.preprocessing import get_preprocessing
 
-    if options.on_error not in loader.ON_ERROR:
-        raise ValueError(f"on_error is {options.on_error!r}; it must be {' or '.join(loader.ON_ERROR)}")
     preprocessing = get_preprocessing(options.preprocessing, options.crop_area)
     if options.augment != "none" and preprocessing.image_dtype != np.uint8:
         raise ValueError(
@@ -220,11 +116,11 @@ def _stored(name: str, options: Options) -> Source:
             f"{preprocessing.image_dtype}; set data.preprocessing=official_fast or torch, or data.augment=none"
         )
     splits = (options.train_split, options.eval_split)
-    max_pixels = decoding.most_pixels(options.max_pixels)
     if name == "folder":
         root = _directory(options, "the folder of images")
         data_set = folder.scan(root, *splits, options.eval_fraction, options.split_seed)
-        data_set = quick_look.look(data_set, root, refuse=options.on_error == "raise", max_pixels=max_pixels)
+        most = decoding.most_pixels(options.max_pixels)
+        data_set = quick_look.look(data_set, root, refuse=options.on_error == "raise", max_pixels=most)
     else:
         data_set = tfds.open_data_set(name.removeprefix(PREFIX), options.dir, *splits)
     if options.background:
@@ -236,19 +132,7 @@ def _stored(name: str, options: Options) -> Source:
             f"num_classes is {options.num_classes}, but the data has {classes} classes"
             f"{' with the background' if options.background else ''}; set --config.data.num_classes={classes}, or more"
         )
-    cpus = worker_processes.available_cpus()
-    return loader.Loader(
-        data_set,
-        options.image_size,
-        preprocessing,
-        options.num_classes or classes,
-        flip=options.flip,
-        augmentation=options.augmentation,
-        threads=options.threads or max(1, cpus // max(1, options.workers)),
-        workers=options.workers,
-        on_error=options.on_error,
-        max_pixels=max_pixels,
-    )
+    return Loader(data_set, options)
 
 
 def _notes(data_set: Dataset, options: Options) -> Iterator[str]:

@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 
 from mixedres._internal.cli import console, progress
+from mixedres.data import Options
 from mixedres.data.datasets import folder
-from mixedres.data.images import chunks, preprocessing
+from mixedres.data.images import chunks
 from mixedres.predict import __main__ as predict
 from tests import ROOT
 from tests.data import made
@@ -119,7 +120,7 @@ def test_control_characters_in_notes_are_escaped(place):
     (place / "a").mkdir()
     (place / "a" / "b\x1b[31m\nnote: all is well.png").write_text("nothing")
     examples = folder.ImageFolder("images", place, ["a/b\x1b[31m\nnote: all is well.png"], np.zeros(1, np.int32))
-    reader = chunks.ImageReader(examples, (8, 8, 3), preprocessing.get_preprocessing("torch"), 1, False, "skip")
+    reader = chunks.ImageReader(examples, Options(1, image_size=8, on_error="skip"), None, 1, 3, False)
     unreadable = {}
     with pytest.raises(ValueError) as caught:
         reader.read_central(0, np.zeros((8, 8, 3), np.uint8))

@@ -1,7 +1,5 @@
 """CIFAR-10 in memory: from the official archives, packed or unpacked, or from a prepared copy."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io
@@ -9,7 +7,6 @@ import pathlib
 import pickle
 import tarfile
 import warnings
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,10 +15,8 @@ from mixedres._internal.files import open_regular, read_regular
 from mixedres.data.datasets.tfds import default_directory, open_data_set
 from mixedres.data.examples import Examples
 from mixedres.data.images import decoding
+from mixedres.data.options import Options
 from mixedres.data.sources import InMemory
-
-if TYPE_CHECKING:
-    from mixedres.data.images.augment import Augmentation
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SIDE = 32
@@ -43,29 +38,19 @@ MD5 = {
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
-def load_cifar10(
-    data_dir: str | None,
-    *,
-    image_size: int = SIDE,
-    pad: int = 0,
-    flip: bool = False,
-    augmentation: Augmentation | None = None,
-) -> InMemory:
+def load_cifar10(options: Options) -> InMemory:
     """Returns CIFAR-10 in memory, with uint8 images that the network's input function standardizes one by one.
 
-    Reads the first in `data_dir` of cifar-10-batches-bin, cifar-10-binary.tar.gz, cifar-10-batches-py,
+    Reads the first in `options.dir` of cifar-10-batches-bin, cifar-10-binary.tar.gz, cifar-10-batches-py,
     cifar-10-python.tar.gz and cifar10 (prepared by TensorFlow Datasets, whose directory is the default). Raises
     ValueError without one, for damaged files, and for another `image_size` than 32.
     """
-    if image_size != SIDE:
+    if options.image_size != SIDE:
         raise ValueError(
-            f"the images of cifar10 have {SIDE} pixels a side; image_size must be {SIDE}, got {image_size}"
+            f"the images of cifar10 have {SIDE} pixels a side; image_size must be {SIDE}, got {options.image_size}"
         )
-    root = default_directory(data_dir)
-    train, test = _arrays(root)
-    return InMemory(
-        *train, *test, num_classes=len(CLASSES), pad=pad, flip=flip, augmentation=augmentation, class_names=CLASSES
-    )
+    train, test = _arrays(default_directory(options.dir))
+    return InMemory(*train, *test, num_classes=len(CLASSES), class_names=CLASSES, **options.in_memory)
 
 
 def _arrays(root: pathlib.Path) -> tuple[Arrays, Arrays]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from mixedres.data import load
 from mixedres.data.datasets import digits
 from tests.data import made
 
@@ -20,7 +21,7 @@ def original():
 
 @cache
 def loaded(image_size):
-    return digits.load_digits(image_size=image_size)
+    return load("digits", image_size=image_size, batch_size=1)
 
 
 def rows(images, labels):
@@ -73,7 +74,7 @@ HASHES = {
 
 @pytest.mark.parametrize("size", HASHES)
 def test_test_images_never_change(size):
-    source = digits.load_digits(image_size=size)
+    source = loaded(size)
     digest = hashlib.sha256(source.eval_images.tobytes() + np.int64(source.eval_labels).tobytes())
     assert digest.hexdigest() == HASHES[size]
 

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from mixedres._internal.errors import DataError
-from mixedres.data import Dataset, Example, Prefetch, get_preprocessing, load
-from mixedres.data.images import chunks, loader
+from mixedres.data import Dataset, Example, Options, Prefetch, load
+from mixedres.data.images import chunks
+from mixedres.data.images.loader import Loader
 from tests.data import batch_cases as cases
 from tests.data import made
 from tests.data.batch_cases import same, take
@@ -146,7 +147,7 @@ def test_gray_images_have_one_channel():
     part = made.Part(Example(made.encoded(photo, "PNG"), index) for index, photo in enumerate(photos))
     names = tuple("abcdef")
     data_set = Dataset(part, part, names, channels=1)
-    source = loader.Loader(data_set, 28, get_preprocessing("torch"), 6)
+    source = Loader(data_set, Options(6, image_size=28))
     assert source.image_shape == (28, 28, 1) and source.class_names == names
     assert source.mean == (pytest.approx(114.495),) and source.std == (pytest.approx(57.63),)
     [batch] = source.eval_batches(6)
