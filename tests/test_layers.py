@@ -49,7 +49,7 @@ LINES = {
     "data": 4434,
     "doctor": 368,
     "export": 608,
-    "models": 1871,
+    "models": 1844,
     "numerics": 4481,
     "precision": 1159,
     "predict": 1008,
