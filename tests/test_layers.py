@@ -45,7 +45,7 @@ LINES = {
     "_internal": 2737,
     "amp": 3634,
     "checkpoints": 2441,
-    "config": 884,
+    "config": 847,
     "data": 4434,
     "doctor": 368,
     "export": 608,
