@@ -104,7 +104,7 @@ def both(name, shape, dtype, seed=0, use_onednn=False):
     ("name", "shape", "dtype", "tolerance"),
     [
         *((name, "map", "float64", 1e-12) for name in FUNCTIONS),
-        *((name, "vector", "float64", 1e-12) for name in ("norm_relu", "norms_add_relu")),
+        ("norms_add_relu", "vector", "float64", 1e-12),
         ("norm_relu_pool", "large", "float32", 5e-5),
         *(pytest.param(name, "large", "float32", 5e-5, marks=pytest.mark.slow) for name in FUNCTIONS),
     ],
@@ -113,9 +113,8 @@ def test_values_statistics_and_gradients(name, shape, dtype, tolerance):
     check_all(both(name, SHAPES[shape], dtype), dtype, tolerance)
 
 
-@pytest.mark.parametrize("name", ["norm_relu_pool", "norms_add_relu"])
-def test_sums_in_one_stage_give_the_same_numbers(name):
-    check_all(both(name, SHAPES["map"], "float64", use_onednn=True), "float64", 1e-12)
+def test_sums_in_one_stage_give_the_same_numbers():
+    check_all(both("norms_add_relu", SHAPES["map"], "float64", use_onednn=True), "float64", 1e-12)
 
 
 def check_all(found, dtype, tolerance):
@@ -165,8 +164,9 @@ def test_sum_and_shortcut_may_have_other_dtypes():
     assert [g.dtype for g in jax.eval_shape(pull_back, out)] == [jnp.bfloat16, *[jnp.float32] * 3]
 
 
-# With all that the other two are made of.
-@pytest.mark.parametrize("name", ["norm_relu_pool", pytest.param("norms_add_relu", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["norm_relu", *(pytest.param(n, marks=pytest.mark.slow) for n in ("norm_relu_pool", "norms_add_relu"))]
+)
 def test_gradient_of_a_gradient(name):
     fast, plain, kinds = FUNCTIONS[name]
     with jax.enable_x64(True):
@@ -189,10 +189,10 @@ def test_gradient_of_a_gradient(name):
 @pytest.mark.parametrize(
     ("name", "sync", "checked"),
     [
-        ("norm_relu_pool", True, True),
+        ("norm_relu", True, True),
         ("norms_add_relu", False, False),
         ("norm_add_relu", True, False),
-        *(pytest.param(name, True, True, marks=pytest.mark.slow) for name in FUNCTIONS if name != "norm_relu_pool"),
+        *(pytest.param(name, True, True, marks=pytest.mark.slow) for name in FUNCTIONS if name != "norm_relu"),
         pytest.param("norm_relu_pool", False, False, marks=pytest.mark.slow),
     ],
 )
