@@ -6,19 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from mixedres.data import Dataset, Example, Synthetic, examples, load
+from mixedres.data import Dataset, Example, examples, load
 from tests.data import batch_cases, made
-
-
-def test_synthetic_by_name():
-    options = {"channels": 2, "num_classes": 5, "train_examples": 77}
-    source = load("synthetic", image_size=12, batch_size=6, **options)
-    assert isinstance(source, Synthetic)
-    assert source.image_shape == (12, 12, 2)
-    assert (source.num_classes, source.train_examples, source.eval_examples) == (5, 77, 6)
-    assert source.mean == pytest.approx((114.495,) * 2) and source.std == pytest.approx((57.63,) * 2)
-    [batch] = source.eval_batches(6)
-    assert batch["mask"].all() and batch["image"].dtype == source.image_dtype == np.uint8
 
 
 # The key, data.preprocessing, and the mean and deviation of R, G and B.
@@ -37,11 +26,14 @@ NORMALIZED = [
 def test_normalization_of_synthetic_images(name, family, mean, std):
     options = {"image_size": 8, "batch_size": 6, "num_classes": 5, "train_examples": 77, "preprocessing": family}
     source = load("synthetic", **options, synthetic_normalization=name)
+    assert (source.num_classes, source.train_examples, source.eval_examples) == (5, 77, 6)
     assert (source.mean, source.std, source.input_spec.mean) == (mean, std, mean)
     [batch] = source.eval_batches(6)
+    assert batch["mask"].all() and batch["image"].dtype == source.image_dtype == np.uint8
     assert batch["image"].min() >= 7 and batch["image"].max() <= 247  # only the step normalizes
-    gray = load("synthetic", **options, synthetic_normalization=name, channels=1)
-    assert gray.mean == (mean and (pytest.approx(sum(mean) / 3),))
+    two = load("synthetic", **options, synthetic_normalization=name, channels=2)
+    expected = [values and pytest.approx((sum(values) / 3,) * 2) for values in (mean, std)]
+    assert two.image_shape == (8, 8, 2) and [two.mean, two.std] == expected
 
 
 def test_class_0_may_be_the_background(tmp_path):

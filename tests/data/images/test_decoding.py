@@ -227,7 +227,7 @@ def test_shrinking_averages_blocks_of_pixels(shrink, kind):
 
 @given(st.integers(4, 40), st.integers(4, 40), st.sampled_from(["JPEG", "PNG"]))
 @example(4, 4, "PNG")  # as small as an image may be
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_shrunk_sides_are_rounded_up(height, width, kind):
     data = made.encoded(made.photo(height, width), kind)
     for shrink in (1, 2, 4, 8):
