@@ -9,7 +9,6 @@ import pytest
 from mixedres.data import Dataset, Example, examples, load
 from tests.data import batch_cases, made
 
-
 # The key, data.preprocessing, and the mean and deviation of R, G and B.
 NORMALIZED = [
     (None, "torch", (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
