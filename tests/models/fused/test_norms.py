@@ -105,7 +105,6 @@ def both(name, shape, dtype, seed=0, use_onednn=False):
     [
         *((name, "map", "float64", 1e-12) for name in FUNCTIONS),
         ("norms_add_relu", "vector", "float64", 1e-12),
-        ("norm_relu_pool", "large", "float32", 5e-5),
         *(pytest.param(name, "large", "float32", 5e-5, marks=pytest.mark.slow) for name in FUNCTIONS),
     ],
 )
