@@ -42,7 +42,7 @@ COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
 # Most lines of each unit, of JavaScript, of tests and of experiments. A number falls with every change that makes room,
 # and rises only by a commit that says what was worth it.
 LINES = {
-    "_internal": 2737,
+    "_internal": 2656,
     "amp": 3634,
     "checkpoints": 2441,
     "config": 847,
