@@ -42,14 +42,14 @@ COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
 # Most lines of each unit, of JavaScript, of tests and of experiments. A number falls with every change that makes room,
 # and rises only by a commit that says what was worth it.
 LINES = {
-    "_internal": 2656,
+    "_internal": 2651,
     "amp": 3634,
     "checkpoints": 2441,
     "config": 847,
-    "data": 4434,
+    "data": 4413,
     "doctor": 368,
     "export": 608,
-    "models": 1844,
+    "models": 1835,
     "numerics": 4481,
     "precision": 1159,
     "predict": 1008,

@@ -24,7 +24,7 @@ from mixedres.data.images import decoding, squares
 from mixedres.data.images.augment import Augmentation
 from mixedres.data.images.preprocessing import Preprocessing, get_preprocessing
 from mixedres.data.options import Options
-from mixedres.data.sources import epoch_order
+from mixedres.data.sources import examples_of_step
 
 # Rows of a chunk.
 CHUNK = 32
@@ -152,8 +152,7 @@ class TrainChunks(EvalChunks):
     def _read(self, batch: int, row: int, out: np.ndarray, unreadable: dict[str, str]) -> int:
         """Writes the image of a row, or the next readable image if `on_error` is 'skip'; returns the label."""
         step, total = self.first_step + batch, len(self.reader.examples)
-        epoch, place = divmod(step, total // self.batch_size)
-        index = int(epoch_order(total, self.seed, epoch)[place * self.batch_size + row])
+        index = int(examples_of_step(total, self.batch_size, self.seed, step)[row])
         rng = np.random.Generator(np.random.Philox(key=_key(self.seed), counter=[0, 0, row, step]))
         attempts = min(total, 100)
         for attempt in range(attempts):
