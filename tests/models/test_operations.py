@@ -143,7 +143,6 @@ def test_further_derivatives_of_the_cpu_form(small_pieces):
             jax.jvp(gradient, (x, kernel), (x, kernel))[1],  # forward over reverse
             jax.grad(lambda x: jnp.sum(gradient(x, kernel) ** 2))(x),  # reverse over reverse
             jax.vmap(gradient, (None, 0))(x, jnp.stack([kernel, 2 * kernel])),
-            jax.vmap(jax.grad(f), (0, None))(jnp.stack([x, 2 * x]), kernel),
         ]
 
     own, plain = (jax.jit(on(platform, results))(x, kernel) for platform in ("cpu", None))
@@ -182,10 +181,7 @@ def test_cpu_pool_has_the_same_maxima_and_ties(dtype, use_onednn, padding):
         (57, 3, 2, (1, 1)),
         (224, 7, 2, (2, 3)),
         (8, 1, 2, (0, 0)),
-        (8, 3, 1, (1, 1)),
-        (2, 3, 2, (0, 1)),
     ],
-    ids=str,
 )
 def test_padding_of_tensorflow(extent, size, stride, expected):
     """What its documentation of 'SAME' says, and jax.lax.padtype_to_pads."""

@@ -123,11 +123,11 @@ def check_all(found, dtype, tolerance):
         assert relative(a, b) <= tolerance
 
 
-# With all that norm_relu is made of.
 @pytest.mark.parametrize(
     ("name", "half", "use_onednn"),
     [
-        ("norm_relu_pool", jnp.float16, False),
+        ("norm_relu", jnp.float16, False),
+        pytest.param("norm_relu_pool", jnp.float16, False, marks=pytest.mark.slow),
         ("norm_add_relu", jnp.bfloat16, True),
         ("norms_add_relu", jnp.float16, False),
     ],
