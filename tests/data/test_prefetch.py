@@ -137,9 +137,14 @@ def test_closing_waits_for_the_batch_in_the_making():
     assert go_on.is_set() and host.closed and host.read == 1
 
 
+def items_of(gate):
+    """Yields what is put into a queue, up to None."""
+    return iter(lambda: gate.get(timeout=PATIENCE), None)
+
+
 def test_waiting_counts_while_the_device_has_nothing_to_do():
     gate = queue.SimpleQueue()
-    with Prefetch(iter(gate.get, None), lambda item: item) as batches:
+    with Prefetch(items_of(gate), lambda item: item) as batches:
         threading.Timer(0.2, gate.put, [0]).start()
         assert batches.take(lambda: False) == 0
         assert 0.05 < batches.waited < PATIENCE
@@ -162,7 +167,7 @@ def test_waiting_counts_from_when_the_device_became_idle():
         threading.Timer(0.1, gate.put, [0]).start()
         return False
 
-    with Prefetch(iter(gate.get, None), lambda item: item) as batches:
+    with Prefetch(items_of(gate), lambda item: item) as batches:
         batches.take(busy)
         since = time.perf_counter() - idle[0]  # the wait while it was busy does not count
         assert len(idle) == 1  # once idle, it is not asked any more
@@ -175,7 +180,7 @@ def test_filling_waits_for_a_batch_or_the_end_and_does_not_count(broken):
     gate = queue.SimpleQueue()
 
     def source():
-        yield gate.get()
+        yield gate.get(timeout=PATIENCE)
         if broken:
             raise OSError("disk")
 

@@ -86,7 +86,8 @@ def test_fused_network_keeps_float32_layers(keep):
 
 
 def test_fused_network_evaluates_like_the_plain_one():
-    plain, fused = (small("resnet18", "1.5", "float32", fused=fused) for fused in (False, True))
+    """Initialization needs no mesh, and makes the same variables."""
+    plain, fused = (small("resnet18", "1.5", "float32", fused=fused, axis_name="data") for fused in (False, True))
     forms = [(model, train) for model in (plain, fused) for train in (False, True)]
     init = [jax.eval_shape(partial(model.init, train=train), jax.random.key(0), IMAGES) for model, train in forms]
     assert init[0] == init[1] == init[2] == init[3]
