@@ -103,8 +103,9 @@ def both(name, shape, dtype, seed=0, use_onednn=False):
 @pytest.mark.parametrize(
     ("name", "shape", "dtype", "tolerance"),
     [
-        *((name, "map", "float64", 1e-12) for name in FUNCTIONS),
+        *((name, "map", "float64", 1e-12) for name in ("norm_relu", "norm_relu_pool", "norm_add_relu")),
         ("norms_add_relu", "vector", "float64", 1e-12),
+        pytest.param("norms_add_relu", "map", "float64", 1e-12, marks=pytest.mark.slow),
         *(pytest.param(name, "large", "float32", 5e-5, marks=pytest.mark.slow) for name in FUNCTIONS),
     ],
 )
@@ -183,16 +184,14 @@ def test_gradient_of_a_gradient(name):
             assert relative(a, b) <= 1e-10
 
 
-# All with synchronized statistics; statistics per device, and types that do not tell what varies, once for one map and
-# once for two.
+# Synchronized statistics, and statistics per device with types that do not tell what varies.
 @pytest.mark.parametrize(
     ("name", "sync", "checked"),
     [
         ("norm_relu", True, True),
         ("norms_add_relu", False, False),
-        ("norm_add_relu", True, False),
+        pytest.param("norm_add_relu", True, False, marks=pytest.mark.slow),
         *(pytest.param(name, True, True, marks=pytest.mark.slow) for name in FUNCTIONS if name != "norm_relu"),
-        pytest.param("norm_relu_pool", False, False, marks=pytest.mark.slow),
     ],
 )
 def test_fused_norms_over_devices_equal_plain_norms(name, sync, checked):
