@@ -56,11 +56,11 @@ LINES = {
     "train": 4524,
     "": 667,
     "javascript": 632,
-    "tests": 28340,
+    "tests": 28308,
     "experiments": 6812,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
-DEEP_NAMES = 133
+DEEP_NAMES = 132
 COMMANDS = ("main", "replay", "predict", "export", "doctor", "data.check", "data.prepare", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}

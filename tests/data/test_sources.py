@@ -72,16 +72,6 @@ def test_augmented_image_is_an_allowed_shift_or_mirror(pad, flip):
     assert all(abs(count - total / kinds) <= 5 * deviation for count in counts.values())
 
 
-def test_augmentation_is_drawn_anew_in_every_step():
-    # One image 64 times over: batches of one epoch differ by their shifts and mirrors alone.
-    image = np.random.default_rng(0).integers(0, 256, (1, HEIGHT, WIDTH, 1), np.uint8)
-    images, labels = np.repeat(image, 64, 0), np.zeros(64, np.int64)
-    for options in ({"pad": 2}, {"flip": True}):
-        source = InMemory(images, labels, images, labels, num_classes=1, **options)
-        batches = take(source, 16, 12)
-        assert not any(same([a], [b]) for a, b in itertools.combinations(batches, 2))
-
-
 def test_augmentation_leaves_the_data_set_alone():
     for options in ({"pad": 2, "flip": True}, {}):
         source = coded(8, **options)
@@ -174,10 +164,6 @@ def test_source_in_the_documentation_has_batches_for_training_and_evaluation(exa
     (tests,) = source.eval_batches(8)
     assert tests["mask"].sum() == source.eval_examples and set(tests["label"]) == set(range(source.num_classes))
     assert source.input_spec == data.InputSpec((1, 8, 1)) and source.fingerprint == "ramps, version 1"
-
-
-def test_unknown_name_lists_a_source_of_ones_own(example, monkeypatch):
-    monkeypatch.setitem(data.SOURCES, "ramps", lambda options: example)
     with pytest.raises(ValueError, match="did you mean 'ramps'"):
         data.load("ramp", image_size=8, batch_size=8)
 

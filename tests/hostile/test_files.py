@@ -76,13 +76,6 @@ def test_jpeg_too_small_for_its_pixels_is_refused(place):
         decoding.read_header(forged)
 
 
-def test_input_description_in_words_becomes_numbers(place):
-    """What float() takes becomes numbers, with which others can be compared."""
-    spec = {"shape": ["32", "32", "3"], "mean": ["1.5"] * 3, "std": ["2"] * 3, "crop_pct": 1.0, "resize": "area"}
-    weights = tiny_weights(place / "weights.safetensors", input=spec)
-    assert checkpoints.read_weights(weights).input["mean"] == (1.5, 1.5, 1.5)
-
-
 def test_truncated_numbers_of_weights_are_refused(place):
     """HDF5 can name other files and devices, and let a fill value stand for any number of numbers."""
 

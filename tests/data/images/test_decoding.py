@@ -107,6 +107,11 @@ def test_sixteen_bits_are_rounded_to_eight():
     np.testing.assert_array_equal(decoded(data), np.repeat(expected[..., None], 3, 2))
 
 
+def test_image_of_floating_point_numbers_is_refused():
+    image = Image.fromarray(np.linspace(0, 1, 256, dtype=np.float32).reshape(16, 16))
+    assert made.message(decoded, made.encoded(image, "TIFF")).startswith("its pixels are floating-point numbers")
+
+
 def tiff(sides, tile, bits=8):
     """A gray TIFF of zeros with these sides, in one tile."""
     packed = zlib.compress(bytes(tile[0] * tile[1] * bits // 8))
