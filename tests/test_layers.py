@@ -49,7 +49,7 @@ LINES = {
     "data": 4413,
     "doctor": 368,
     "export": 608,
-    "models": 1835,
+    "models": 1832,
     "numerics": 4481,
     "precision": 1159,
     "predict": 1008,

@@ -74,24 +74,23 @@ class Conv(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class NormVariables:
-    """Variables of a batch norm, each (features,)."""
+    """Variables of a `BatchNorm`, each (features,), and the dtype of its result."""
 
+    norm: Any
     scale: jax.Array
     bias: jax.Array
     mean: nn.Variable[jax.Array]
     var: nn.Variable[jax.Array]
-    momentum: float
-    unbiased: bool
-    axis_name: str | None
     dtype: Any
 
     def update_running_stats(self, y: jax.Array, mean: jax.Array, var: jax.Array) -> None:
         """Updates the running averages by the statistics of a map `y`, of which `var` is the biased variance."""
-        if self.unbiased:
-            count = y.size // y.shape[-1] * (1 if self.axis_name is None else jax.lax.axis_size(self.axis_name))
+        norm = self.norm
+        if norm.unbiased:
+            count = y.size // y.shape[-1] * (1 if norm.axis_name is None else jax.lax.axis_size(norm.axis_name))
             var = var * (count / max(count - 1, 1))
         for running, new in ((self.mean, mean), (self.var, var)):
-            running.value = self.momentum * running.value + (1.0 - self.momentum) * jax.lax.stop_gradient(new)
+            running.value = norm.momentum * running.value + (1.0 - norm.momentum) * jax.lax.stop_gradient(new)
 
 
 class BatchNorm(nn.Module):
@@ -145,13 +144,11 @@ class BatchNorm(nn.Module):
         policy = policy_of(self)
         stats_dtype = at_least_float32(policy.compute_dtype)
         return NormVariables(
+            norm=self,
             scale=self.param("scale", self.scale_init, (features,), policy.param_dtype),
             bias=self.param("bias", nn.initializers.zeros, (features,), policy.param_dtype),
             mean=self.variable("batch_stats", "mean", jnp.zeros, (features,), stats_dtype),
             var=self.variable("batch_stats", "var", jnp.ones, (features,), stats_dtype),
-            momentum=self.momentum,
-            unbiased=self.unbiased,
-            axis_name=self.axis_name,
             dtype=policy.output_dtype,
         )
 
