@@ -56,7 +56,7 @@ LINES = {
     "train": 4524,
     "": 667,
     "javascript": 632,
-    "tests": 28297,
+    "tests": 28295,
     "experiments": 6812,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
