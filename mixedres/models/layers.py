@@ -185,7 +185,7 @@ class Norms:
     and in the dtype of the block. They have the same variables and, up to rounding, the same values.
     """
 
-    network: Any
+    network: Any = dataclasses.field(repr=False)
     train: bool
 
     @property
