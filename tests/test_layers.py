@@ -46,13 +46,13 @@ COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
 # Most lines of each unit, of JavaScript, of tests and of experiments. A number falls with every change that makes room,
 # and rises only by a commit that says what was worth it.
 LINES = {
-    "_internal": 2712,
+    "_internal": 2626,
     "amp": 3634,
     "checkpoints": 1904,
-    "config": 870,
-    "data": 3206,
+    "config": 834,
+    "data": 3091,
     "doctor": 368,
-    "models": 1871,
+    "models": 1832,
     "numerics": 4481,
     "precision": 1159,
     "predict": 590,
@@ -60,16 +60,16 @@ LINES = {
     "": 681,
     "export": 590,
     "hosts": 494,
-    "original": 1135,
+    "original": 1134,
     "other_libraries": 341,
     "photographs": 1131,
     "trackers": 212,
     "javascript": 632,
-    "tests": 28619,
-    "experiments": 6813,
+    "tests": 28498,
+    "experiments": 6812,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
-DEEP_NAMES = 135
+DEEP_NAMES = 131
 COMMANDS = ("main", "replay", "predict", "export", "doctor", "photographs.check", "photographs.prepare", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}

@@ -37,7 +37,7 @@ from experiments.timing.turns import orders, paired_ratio, told
 from mixedres import data, models, precision
 from mixedres._internal import environment
 from mixedres.data.datasets import folder
-from mixedres.data.images import loader, preprocessing, worker_processes
+from mixedres.data.images import loader, preprocessing
 from mixedres.predict.classifier import Classifier
 from mixedres.predict.inference import predictions, prepare
 
@@ -59,9 +59,8 @@ def load(paths: list[str], directory: pathlib.Path, size: int) -> Iterator[int]:
     """All of them through the loader, and nothing else; how many have come, after every batch."""
     images = folder.ImageFolder("images", directory, paths, np.zeros(len(paths), np.int32))
     both = data.Dataset(images, images, ("one",), apply_exif=True)
-    family, threads = preprocessing.get_preprocessing("torch"), worker_processes.available_cpus()
     count = 0
-    for batch in loader.Loader(both, size, family, 1, threads=threads).eval_batches(BATCH):
+    for batch in loader.Loader(both, data.Options(BATCH, image_size=size)).eval_batches(BATCH):
         count += int(batch["mask"].sum())
         yield count
 

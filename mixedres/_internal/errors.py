@@ -73,17 +73,10 @@ class MemoryShortage(MixedresError):
 
 
 class Stopped(MixedresError):
-    """A run that a signal stopped; says what is saved.
-
-    Attributes:
-      status: 128 + the signal's number, by convention.
-    """
+    """A run that a signal stopped; says what is saved. Its status is 128 + the number of the signal, by convention."""
 
     def __init__(self, number: signal.Signals, step: int, saved: int | None):
-        """Makes the message.
-
-        `saved`: step of the newest checkpoint; None where there is none.
-        """
+        """Makes the message; `saved`: step of the newest checkpoint, None where there is none."""
         self.status = 128 + number
         kept = "nothing was saved yet" if saved is None else f"the checkpoint of step {saved} is saved"
         super().__init__(f"stopped by {number.name} after step {step}; {kept}. Start the same command again to go on")

@@ -36,10 +36,7 @@ def read_json(path: pathlib.Path) -> Json:
 
 
 def read_object(path: pathlib.Path, most: int = LARGEST_JSON) -> Record:
-    """Returns the object in a JSON file.
-
-    Raises OSError as for `read_regular`; ValueError if the file is not JSON, or holds another value than an object.
-    """
+    """Returns the object in a JSON file; raises OSError as `read_regular`, ValueError for anything but an object."""
     value = parse_json(read_regular(path, most))
     if not isinstance(value, dict):
         raise ValueError("it holds no object")
@@ -90,10 +87,7 @@ def to_disk(path: pathlib.Path) -> None:
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
-    """Opens a regular file for reading, unbuffered: a pipe or a device, which may never end, is refused at once.
-
-    Raises OSError if the path is no regular file or cannot be opened; with a reason and the file's name.
-    """
+    """Opens a regular file for reading, unbuffered; OSError, at once, for a pipe or a device, which may never end."""
     # The opened file itself is checked, and opening a pipe must not wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with contextlib.ExitStack() as undo:
@@ -108,12 +102,7 @@ def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
 
 
 def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes:
-    """Returns the content of a regular file.
-
-    `most`: largest size in bytes; None: any size.
-
-    Raises OSError as for `open_regular`, and if the file is larger than `most`.
-    """
+    """Returns the content of a regular file; raises OSError as `open_regular`, and for more than `most` bytes."""
     with open_regular(path) as file:
         if most is not None and (size := os.fstat(file.fileno()).st_size) > most:
             raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than {most:,}", os.fspath(path))
@@ -121,10 +110,7 @@ def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes
 
 
 def expanded(given: str) -> pathlib.Path:
-    """Returns the path that a person wrote, in which ~ and ~user are home directories.
-
-    Raises ValueError if there is no such user.
-    """
+    """Returns the path that a person wrote, with ~ or ~user as the home directory; ValueError for an unknown user."""
     path = os.path.expanduser(given)
     if path.startswith("~"):
         raise ValueError(f"{given}: there is no user {path[1:].partition('/')[0]!r}; write ./{given} for a folder")
@@ -143,10 +129,7 @@ def split_checkpoint(path: pathlib.Path) -> tuple[pathlib.Path, str | None]:
 
 
 def check_weights_exist(path: pathlib.Path) -> None:
-    """Raises WeightsError unless `path` is a file, a folder, or the prefix of a checkpoint of TensorFlow.
-
-    The path may name a checkpoint of a run, as for `split_checkpoint`.
-    """
+    """Raises WeightsError unless there is a file, a folder, or a checkpoint of a run (x@best) or of TensorFlow."""
     path, checkpoint = split_checkpoint(path)
     if not os.path.lexists(path) and not path.with_name(f"{path.name}.index").is_file():
         hint = "" if checkpoint or "@" not in path.name else "; checkpoints of a run are WORKDIR@best and WORKDIR@STEP"
@@ -172,10 +155,7 @@ def _sha256(path: pathlib.Path) -> str:
 
 
 def open_own(path: pathlib.Path) -> IO[str]:
-    """Opens a file of a run to append to it, or creates the file; a link or a pipe is refused.
-
-    Raises OSError if the file cannot be opened.
-    """
+    """Opens a file of a run to append to it, or creates the file; OSError for a link or a pipe."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -186,9 +166,6 @@ def open_own(path: pathlib.Path) -> IO[str]:
 
 class Lines:
     """A file to which lines are appended; lines that cannot be written wait in memory.
-
-        lines = Lines(pathlib.Path("metrics.jsonl"))
-        lines.write('{"step": 1}\\n')
 
     Attributes:
       problem: why lines wait; None if no line waits.
@@ -227,13 +204,9 @@ class Lines:
 
 
 def lock(path: pathlib.Path, *, shared: bool = False) -> IO[str]:
-    """Opens a file and locks it until the file is closed or the process ends.
+    """Opens a file and locks it until the file is closed or the process ends; warns if the file system has no locks.
 
-    Prints a warning if the file system has no locks.
-
-    `shared`: other processes may have a shared lock at the same time.
-
-    Raises BlockingIOError if another process has the lock; OSError if the file cannot be opened.
+    Raises BlockingIOError if another process has the lock, unless both are `shared`; OSError if it cannot be opened.
     """
     import fcntl  # which Windows does not have, where the library works and the commands do not
 

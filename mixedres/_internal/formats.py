@@ -14,11 +14,7 @@ _KEYS = ("format", "mixedres")
 
 
 def stamped(record: Record) -> Record:
-    """Returns a record with the number of the format and the version of mixedres.
-
-    >>> stamped({"step": 1})["format"]
-    3
-    """
+    """Returns a record with the number of the format and the version of mixedres."""
     return {"format": FORMAT, "mixedres": __version__} | record
 
 

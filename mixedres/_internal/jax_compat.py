@@ -50,10 +50,7 @@ def opened(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def is_recorded(arrays: Iterable[Any]) -> bool:
-    """Returns whether what is computed from `arrays` is only recorded, by `jax.jit` or `jax.make_jaxpr`.
-
-    False if it is also differentiated or batched, or computed at once.
-    """
+    """Returns whether what is computed from `arrays` is only recorded: not computed, differentiated or batched."""
     # NumPy arrays are constants.
     return all(type(x) is partial_eval.DynamicJaxprTracer or not isinstance(x, jax.Array) for x in arrays)
 
@@ -181,10 +178,7 @@ def without_consts(jaxpr: Any) -> tuple[Jaxpr, tuple[Any, ...]]:
 
 
 def bind(eqn: Equation, *operands: Any, **changed: Any) -> list[Any]:
-    """Evaluates an equation on `operands` and returns its results as a list, also if there is one result.
-
-    The parameters in `changed` replace those of the equation.
-    """
+    """Evaluates an equation, with `changed` parameters, on `operands`; returns a list also if there is one result."""
     params = eqn.primitive.get_bind_params({**eqn.params, **changed})
     results = eqn.primitive.bind(*operands, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
@@ -192,10 +186,7 @@ def bind(eqn: Equation, *operands: Any, **changed: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def as_written(eqn: Equation) -> Iterator[None]:
-    """Assigns the source line, name stack and JAX context of `eqn` to all operations evaluated in the block.
-
-    Errors and profiles of these operations then name the line of the original program.
-    """
+    """Gives all operations in the block the source line, name stack and context of `eqn`, for errors and profiles."""
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
         yield
@@ -312,8 +303,7 @@ def bodies(eqn: Equation) -> list[Any]:
 def equations(jaxpr: Any, platform: str | None = None, *, every_platform: bool = False) -> Iterator[Equation]:
     """Yields all equations of a jaxpr and of the jaxprs in the parameters of its equations.
 
-    `platform`: the platform whose branch of a `lax.platform_dependent` is entered; see `platform_branch`.
-    `every_platform`: enter all branches of a `lax.platform_dependent`, whatever `platform` is.
+    Of a `lax.platform_dependent` it enters the `platform_branch` alone, or all with `every_platform`.
     """
     for eqn in opened(jaxpr)[0].eqns:
         yield eqn
@@ -323,11 +313,9 @@ def equations(jaxpr: Any, platform: str | None = None, *, every_platform: bool =
 
 
 def platform_branch(eqn: Equation, platform: str | None) -> Any:
-    """Returns the branch of a `lax.platform_dependent` for a platform, a jaxpr that takes all operands but the first.
+    """Returns the branch of a `lax.platform_dependent` for a platform; None if there is none, and for other equations.
 
-    `platform`: such as 'cpu'; None: a platform that the equation does not name.
-
-    Returns the branch; None if there is no branch for the platform, and for other equations.
+    The branch takes all operands but the first. `platform`: such as 'cpu'; None: one that the equation does not name.
     """
     branches = _platform_branches(eqn)
     return branches.get(platform, branches.get(None))

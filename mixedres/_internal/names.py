@@ -78,13 +78,7 @@ PROCESS_FLAGS = "--coordinator=HOST:PORT --num_processes=N --process_id=I"
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Allowed values of a key.
-
-    Attributes:
-      allows: function that tests a value.
-      description: the allowed values in words.
-      values: the allowed values, if they are a few words.
-    """
+    """Allowed values of a key: a test, a description, and the values themselves if they are a few words."""
 
     allows: Callable[[Any], bool]
     description: str

@@ -1,13 +1,15 @@
-"""Keys of a config: type, default, meaning and range of each."""
+"""Keys of a config: type, default, meaning and range of each; options of an optimizer."""
 
 import dataclasses
 import functools
+import inspect
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mixedres._internal import registry
+from mixedres._internal.errors import listed
 from mixedres._internal.names import (
     ANY,
     FRACTION,
@@ -95,14 +97,6 @@ def duration_in_steps(value: object, steps_per_epoch: float, *, round_down: bool
     return max(1, math.floor(steps if round_down else steps + 0.5)) if steps else 0
 
 
-def _is_duration(x: Any) -> bool:
-    try:
-        duration_in_steps(x, steps_per_epoch=1)
-    except ValueError:
-        return False
-    return True
-
-
 def profile_window(value: str) -> tuple[int, int]:
     """Returns (100, 5) for '100:5': trace the 5 steps after step 100.
 
@@ -114,39 +108,25 @@ def profile_window(value: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _is_window(x: str) -> bool:
-    try:
-        profile_window(x)
-    except ValueError:
-        return False
-    return True
+def _passes(check: Callable[[Any], object]) -> Callable[[Any], bool]:
+    """Returns a function that returns whether `check` returns something true of a value, and raises no error."""
+
+    def passes(x: Any) -> bool:
+        try:
+            return bool(check(x))
+        except (TypeError, ValueError, OverflowError, re.error):
+            return False
+
+    return passes
 
 
 def each(inner: Range) -> Range:
     """Returns the range of a tuple whose members are all in `inner`."""
-
-    def allows(x: Any) -> bool:
-        try:
-            return all(map(inner.allows, x))
-        except TypeError:  # members of another type
-            return False
-
-    return Range(allows, f"a tuple, each of them {inner.description}")
-
-
-def _is_pattern(x: str) -> bool:
-    try:
-        re.compile(x)
-    except re.error:
-        return False
-    return True
+    return Range(_passes(lambda x: all(map(inner.allows, x))), f"a tuple, each of them {inner.description}")
 
 
 def _is_loss_scale(x: Any) -> bool:
-    try:
-        return x in ("none", "dynamic") or (not isinstance(x, bool) and 0 < float(x) < math.inf)
-    except (TypeError, ValueError, OverflowError):
-        return False
+    return x in ("none", "dynamic") or (not isinstance(x, bool) and 0 < float(x) < math.inf)
 
 
 NAMED = Range(lambda x: x != "", "a name, and not empty")
@@ -154,10 +134,12 @@ _EPOCH, _FUSED = one_of("whole", "fractional"), one_of("auto", "true", "false")
 _PADDING, _PROJECTION = one_of(*OPTIONS["padding"]), one_of(*OPTIONS["projection"])
 _INITIALIZER, _LEVEL = one_of(*INITIALIZERS), one_of(*LEVELS)
 _IMPLEMENTATION, _MATMUL_PRECISION = one_of(*IMPLEMENTATIONS), one_of(*MATMUL_PRECISIONS)
-_PATTERN = Range(_is_pattern, "a regular expression")
-_LOSS_SCALE = Range(_is_loss_scale, "none, dynamic or a number > 0 such as 128")
-WINDOW = Range(_is_window, "STEP:COUNT, whole numbers with STEP >= 0 and COUNT > 0, such as 100:5")
-DURATION = Range(_is_duration, "a number of epochs such as 5, '5 epochs' or '500 steps'")
+_PATTERN = Range(_passes(re.compile), "a regular expression")
+_LOSS_SCALE = Range(_passes(_is_loss_scale), "none, dynamic or a number > 0 such as 128")
+WINDOW = Range(_passes(profile_window), "STEP:COUNT, whole numbers with STEP >= 0 and COUNT > 0, such as 100:5")
+DURATION = Range(
+    _passes(lambda x: duration_in_steps(x, 1) >= 0), "a number of epochs such as 5, '5 epochs' or '500 steps'"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,3 +253,48 @@ KEYS = (
     Key("loss_scale.min", float, 1.0, "smallest scale", POSITIVE),
     Key("loss_scale.max", float, 2.0**24, "largest scale", POSITIVE),
 )
+_DEFAULTS = {key.path.removeprefix("optimizer."): key.default for key in KEYS if key.path.startswith("optimizer.")}
+_OF_SOME = {option for own in OPTIMIZERS.values() for option in own}
+
+
+def check_optimizer(section: dict[str, Any]) -> None:
+    """Raises ValueError if the section `optimizer` of a config has options that its optimizer does not take."""
+    optimizer_options(section["name"], {option: value for option, value in section.items() if option in _OF_SOME})
+
+
+def optimizer_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options that the optimizer `name` takes beside those of all, with defaults for what is not given.
+
+    Raises:
+      ValueError: for an unknown name, numbers that do not go together, and an option that this optimizer does not
+        take, unless the option has its default value.
+    """
+    own = _options_of(name)
+    for option, value in given.items():
+        if option not in own and value != _DEFAULTS.get(option):
+            takers = ", ".join(other for other, taken in OPTIMIZERS.items() if option in taken) or "no optimizer"
+            raise ValueError(
+                f"{option}={value} is not an option of {name}, only of {takers}; leave it out, or set it to its "
+                f"default, {_DEFAULTS.get(option)}"
+            )
+    chosen = {option: given.get(option, _DEFAULTS[option]) for option in own}
+    if not 0 <= chosen.get("momentum", 0) < 1:
+        raise ValueError(f"momentum must be in [0, 1), got {chosen['momentum']}")
+    if chosen.get("nesterov") and not chosen.get("momentum"):
+        raise ValueError("nesterov=True needs a momentum > 0, got 0")
+    return chosen
+
+
+def _options_of(name: str) -> tuple[str, ...]:
+    """Returns the options of an optimizer: of a registered one the keyword-only arguments of its function."""
+    if name in OPTIMIZERS:
+        return OPTIMIZERS[name]
+    if name not in registry.OPTIMIZERS:
+        raise ValueError(f"optimizer {name!r} is unknown; use one of {', '.join((*OPTIMIZERS, *registry.OPTIMIZERS))}")
+    parameters = inspect.signature(registry.OPTIMIZERS[name]).parameters.values()
+    own = tuple(one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.default is one.empty)
+    if unknown := [option for option in own if option not in _DEFAULTS]:
+        raise ValueError(
+            f"optimizer {name!r} takes {listed(unknown, 3)}, no key of config.optimizer; give the argument a default"
+        )
+    return own

@@ -1,7 +1,5 @@
 """Precision of a config."""
 
-from typing import Any
-
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
@@ -15,9 +13,14 @@ def precision_of(config: ConfigDict) -> tuple[precision.Precision, precision.Los
     Raises ConfigError for a mistake in the keys of the sections precision, autocast and loss_scale.
     """
     with config_errors("config.autocast"):
-        rewrite = _rewrite_options(config)
+        lists = config.autocast.to_dict()
+        level = lists.pop("level")
+        # The config has each list as a text, 'tanh,exp'.
+        moves = {key: {name.strip() for name in text.split(",")} for key, text in lists.items() if text.strip()}
+        if moves:
+            amp.Lists().replace(moves)  # raises here, so that the message names config.autocast
     with config_errors("config.precision"):
-        chosen = precision.get(**config.precision, **rewrite)
+        chosen = precision.get(**config.precision, lists=moves or None, level=level)
         for policy in (chosen.policy, chosen.norm_policy):
             if jnp.dtype(policy.param_dtype) != jnp.float32:
                 raise ValueError(
@@ -39,13 +42,3 @@ def precision_of(config: ConfigDict) -> tuple[precision.Precision, precision.Los
             max_loss_scale=options.max,
         )
     return chosen, scale
-
-
-def _rewrite_options(config: ConfigDict) -> dict[str, Any]:
-    """Returns lists and level of the graph rewrite; the config has each list as a text, 'tanh,exp'."""
-    options = config.autocast.to_dict()
-    level = options.pop("level")
-    moves = {key: {name.strip() for name in text.split(",")} for key, text in options.items() if text.strip()}
-    if moves:
-        amp.Lists().replace(moves)  # raises here, so that the message names config.autocast
-    return {"lists": moves or None, "level": level}

@@ -18,8 +18,7 @@ from ml_collections import ConfigDict, config_dict
 from mixedres._internal.errors import ConfigError, config_errors
 from mixedres._internal.files import as_json
 from mixedres._internal.names import PRESETS, unknown_preset
-from mixedres.config.keys import KEYS, RETIRED
-from mixedres.config.optimizer import check_optimizer
+from mixedres.config.keys import KEYS, RETIRED, check_optimizer
 
 BOOLEANS = {"true": True, "false": False, "True": True, "False": False}
 _BY_PATH = {key.path: key for key in KEYS}

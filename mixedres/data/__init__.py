@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 from mixedres._internal.errors import DataError
 from mixedres._internal.lazy import importer
 from mixedres._internal.registry import PREPROCESSINGS
-from mixedres.data.catalog import SOURCES, Options, default_directory, load
+from mixedres.data.catalog import SOURCES, load
 from mixedres.data.examples import MAX_BYTES, Dataset, Example, Examples, hash_of_sizes
 from mixedres.data.input_spec import InputSpec
+from mixedres.data.options import Options
 from mixedres.data.prefetch import GaveUp, Prefetch, map_ahead
 from mixedres.data.results import ClassScores, ImageResults, ResultCollector, class_scores, macro_f1
 from mixedres.data.source_checks import check_batch, check_labels, check_scale, check_source, endless
@@ -54,7 +55,6 @@ __all__ = [
     "check_source",
     "class_scores",
     "decoding",
-    "default_directory",
     "endless",
     "geometry",
     "get_preprocessing",

@@ -187,19 +187,33 @@ class InMemory(DataInfo):
     @functools.cached_property
     def fingerprint(self) -> str:
         """Returns the SHA-256 of all images and labels."""
-        return sha256_of((self.train_images, self.train_labels, self.eval_images, self.eval_labels))
+        digest = hashlib.sha256()
+        for array in (self.train_images, self.train_labels, self.eval_images, self.eval_labels):
+            digest.update(np.ascontiguousarray(array))
+        return digest.hexdigest()
 
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
         """Yields whole batches of a new permutation each epoch; the images left at its end are not used in it."""
         rows = shard.rows(batch_size)
-        for step, chosen in training_order(self.train_examples, batch_size, seed, first_step):
+        check_batch_size(batch_size, self.train_examples)
+        for step in itertools.count(first_step):
+            chosen = examples_of_step(self.train_examples, batch_size, seed, step)
             images = self._augment(self.train_images[chosen], np.random.default_rng((seed, 1, step)))
             labels = self.train_labels[chosen].astype(np.int32)
             yield {"image": images[rows.start : rows.stop], "label": labels[rows.start : rows.stop]}
 
     def eval_batches(self, batch_size: int, *, shard: Shard = ALL) -> Iterator[Batch]:
         """Yields every test example once, in order; the last batch is padded with zeros and masked."""
-        return padded_batches(self.eval_images, self.eval_labels, batch_size, shard)
+        rows = shard.rows(batch_size)
+        for start in range(0, self.eval_examples, batch_size):
+            part = slice(start + rows.start, start + rows.stop)
+            images, labels = self.eval_images[part], self.eval_labels[part].astype(np.int32)
+            missing = len(rows) - len(images)
+            yield {
+                "image": np.pad(images, ((0, missing), (0, 0), (0, 0), (0, 0))),
+                "label": np.pad(labels, (0, missing)),
+                "mask": np.arange(len(rows)) < len(images),
+            }
 
     def _augment(self, images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         count, height, width, _ = images.shape
@@ -232,25 +246,23 @@ class Synthetic(DataInfo):
 
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
         """Yields the same batch without end."""
-        rows = shard.rows(batch_size)
-        batch = {key: value[rows.start : rows.stop] for key, value in self._batch(batch_size, seed).items()}
-        while True:
-            yield batch
+        yield from itertools.repeat(self._batch(batch_size, seed, shard.rows(batch_size)))
 
     def eval_batches(self, batch_size: int, *, shard: Shard = ALL) -> Iterator[Batch]:
         """Yields the same batch until it has `eval_examples` rows; the rows beyond them are masked."""
         rows = shard.rows(batch_size)
-        batch = {key: value[rows.start : rows.stop] for key, value in self._batch(batch_size, 0).items()}
+        batch = self._batch(batch_size, 0, rows)
         for start in range(0, self.eval_examples, batch_size):
             yield batch | {"mask": np.asarray(rows) < self.eval_examples - start}
 
-    def _batch(self, batch_size: int, seed: int) -> Batch:
+    def _batch(self, batch_size: int, seed: int, rows: range) -> Batch:
         rng = np.random.default_rng((seed, 2))
         images = rng.standard_normal((batch_size, *self.image_shape), dtype=np.float32)
         while (outside := np.flatnonzero(np.abs(images) > 2)).size:
             images.reshape(-1)[outside] = rng.standard_normal(outside.size, dtype=np.float32)
         labels = rng.integers(0, max(self.num_classes - 1, 1), batch_size, dtype=np.int32)
-        return {"image": np.rint(127 + 60 * images).astype(self.image_dtype), "label": labels}
+        pixels = np.rint(127 + 60 * images).astype(self.image_dtype)
+        return {"image": pixels[rows.start : rows.stop], "label": labels[rows.start : rows.stop]}
 
 
 def identity(source: Source, *, with_sizes: bool = True) -> Record:
@@ -270,24 +282,17 @@ def identity(source: Source, *, with_sizes: bool = True) -> Record:
     return {key: value.item() if isinstance(value, np.generic) else value for key, value in known.items()}
 
 
-def training_order(examples: int, batch_size: int, seed: int, first_step: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields each step from `first_step` on and the indices of its training examples, (batch_size,) int64."""
-    check_batch_size(batch_size, examples)
-    for step in itertools.count(first_step):
-        epoch, place = divmod(step, examples // batch_size)
-        yield step, epoch_order(examples, seed, epoch)[place * batch_size : (place + 1) * batch_size]
-
-
 def check_batch_size(batch_size: int, examples: int) -> None:
     """Raises ValueError if there are fewer training images than a batch has."""
     if batch_size > examples:
         raise ValueError(f"batch_size {batch_size} is more than the {examples} training images")
 
 
-def epoch_order(examples: int, seed: int, epoch: int) -> np.ndarray:
-    """Returns the order of the training examples in an epoch, (examples,) int64."""
+def examples_of_step(examples: int, batch_size: int, seed: int, step: int) -> np.ndarray:
+    """Returns the indices of the training examples of a step, (batch_size,) int64."""
+    epoch, place = divmod(step, examples // batch_size)
     with _ORDERING:  # all threads ask for a new epoch at the same time
-        return _epoch_order(examples, seed, epoch)
+        return _epoch_order(examples, seed, epoch)[place * batch_size : (place + 1) * batch_size]
 
 
 _ORDERING = threading.Lock()
@@ -296,24 +301,3 @@ _ORDERING = threading.Lock()
 @functools.lru_cache(maxsize=2)  # some threads are in the next epoch already
 def _epoch_order(examples: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng((seed, 0, epoch)).permutation(examples)
-
-
-def padded_batches(images: np.ndarray, labels: np.ndarray, batch_size: int, shard: Shard) -> Iterator[Batch]:
-    """Yields all images and labels in order, as batches for evaluation; the last is padded with zeros and masked."""
-    rows = shard.rows(batch_size)
-    for start in range(0, len(images), batch_size):
-        part = slice(start + rows.start, start + rows.stop)
-        missing = len(rows) - len(images[part])
-        yield {
-            "image": np.pad(images[part], ((0, missing), (0, 0), (0, 0), (0, 0))),
-            "label": np.pad(labels[part].astype(np.int32), (0, missing)),
-            "mask": np.arange(len(rows)) < len(rows) - missing,
-        }
-
-
-def sha256_of(arrays: tuple[np.ndarray, ...], prefix: str = "") -> str:
-    """Returns the SHA-256, in hexadecimal, of a text and the bytes of arrays."""
-    digest = hashlib.sha256(prefix.encode())
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array))
-    return digest.hexdigest()

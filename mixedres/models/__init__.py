@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from mixedres.models.factory import INITIALIZERS, compiler_options, create, for_platform
     from mixedres.models.folding import for_inference
     from mixedres.models.layers import module_paths
-    from mixedres.models.network import Network
     from mixedres.models.normalize import NormalizeFn, normalization
-    from mixedres.models.resnet import ResNet
+    from mixedres.models.resnet import Network, ResNet
 
 __all__ = [
     "INITIALIZERS",

@@ -14,8 +14,7 @@ from mixedres._internal.tree import at_least_float32
 from mixedres._internal.types import DType
 from mixedres.models import onednn, resnet
 from mixedres.models.names import OPTIONS, check_options, resnet_shape
-from mixedres.models.network import Network
-from mixedres.models.resnet import ResNet
+from mixedres.models.resnet import Network, ResNet
 
 Initializer: TypeAlias = Callable[..., jax.Array]
 # Initializers of the convolutions, by the name in ``config.model.kernel_init``.

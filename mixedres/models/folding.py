@@ -12,8 +12,7 @@ from flax import traverse_util
 
 from mixedres._internal.types import Variables
 from mixedres.models.layers import policy_at
-from mixedres.models.network import Network
-from mixedres.models.resnet import ResNet
+from mixedres.models.resnet import Network, ResNet
 
 # {norm: the convolution before it}. In version 2 the first norm of a block, and the last norm of the network, are
 # applied to a sum.

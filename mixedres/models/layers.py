@@ -74,24 +74,23 @@ class Conv(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class NormVariables:
-    """Variables of a batch norm, each (features,)."""
+    """Variables of a `BatchNorm`, each (features,), and the dtype of its result."""
 
+    norm: Any
     scale: jax.Array
     bias: jax.Array
     mean: nn.Variable[jax.Array]
     var: nn.Variable[jax.Array]
-    momentum: float
-    unbiased: bool
-    axis_name: str | None
     dtype: Any
 
     def update_running_stats(self, y: jax.Array, mean: jax.Array, var: jax.Array) -> None:
         """Updates the running averages by the statistics of a map `y`, of which `var` is the biased variance."""
-        if self.unbiased:
-            count = y.size // y.shape[-1] * (1 if self.axis_name is None else jax.lax.axis_size(self.axis_name))
+        norm = self.norm
+        if norm.unbiased:
+            count = y.size // y.shape[-1] * (1 if norm.axis_name is None else jax.lax.axis_size(norm.axis_name))
             var = var * (count / max(count - 1, 1))
         for running, new in ((self.mean, mean), (self.var, var)):
-            running.value = self.momentum * running.value + (1.0 - self.momentum) * jax.lax.stop_gradient(new)
+            running.value = norm.momentum * running.value + (1.0 - norm.momentum) * jax.lax.stop_gradient(new)
 
 
 class BatchNorm(nn.Module):
@@ -145,13 +144,11 @@ class BatchNorm(nn.Module):
         policy = policy_of(self)
         stats_dtype = at_least_float32(policy.compute_dtype)
         return NormVariables(
+            norm=self,
             scale=self.param("scale", self.scale_init, (features,), policy.param_dtype),
             bias=self.param("bias", nn.initializers.zeros, (features,), policy.param_dtype),
             mean=self.variable("batch_stats", "mean", jnp.zeros, (features,), stats_dtype),
             var=self.variable("batch_stats", "var", jnp.ones, (features,), stats_dtype),
-            momentum=self.momentum,
-            unbiased=self.unbiased,
-            axis_name=self.axis_name,
             dtype=policy.output_dtype,
         )
 
@@ -182,23 +179,20 @@ class Bias(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Norms:
-    """Batch norms of a network, for use inside the calling flax module; options as of `BatchNorm` and `ResNet`.
+    """Batch norms of a `ResNet`, for use inside the calling flax module.
 
     Fused norms run outside their module: in the name scope of the norm, or of the block if they also add the residual,
     and in the dtype of the block. They have the same variables and, up to rounding, the same values.
     """
 
+    network: Any = dataclasses.field(repr=False)
     train: bool
-    fused: bool
-    policy: jmp.Policy
-    momentum: float
-    epsilon: float
-    axis_name: str | None
-    unbiased: bool
-    keep_float32: str
-    pool_padding: str
-    folded: bool = False
-    use_onednn: bool = False
+
+    @property
+    def fused(self) -> bool:
+        """Returns whether norms are fused with the operations after them."""
+        # Initialization needs no statistics and has no mesh axes to average them over.
+        return self.network.fused and self.train and not self.network.is_initializing()
 
     def relu(self, name: str, y: jax.Array, *, after_conv: bool = True) -> jax.Array:
         """Returns relu(norm(y)); `after_conv`: whether `y` is the result of a convolution."""
@@ -209,7 +203,8 @@ class Norms:
     def relu_pool(self, name: str, y: jax.Array) -> jax.Array:
         """Returns max_pool(relu(norm(y)))."""
         if not self.fused:
-            return max_pool(self.relu(name, y), self.pool_padding, use_onednn=self.use_onednn)
+            network = self.network
+            return max_pool(self.relu(name, y), network.pool_padding, use_onednn=network.use_onednn)
         return self._fused_relu(fused.norm_relu_pool, name, y)
 
     def add_relu(self, name: str, y: jax.Array, x: jax.Array, dtype: DType, **options: Any) -> jax.Array:
@@ -235,12 +230,12 @@ class Norms:
         return out
 
     def _plain(self, name: str, y: jax.Array, *, after_conv: bool = True, **options: Any) -> jax.Array:
-        if self.folded and after_conv:
-            return Bias(self.policy, name=name)(y)
+        if self.network.folded and after_conv:
+            return Bias(self._options["policy"], name=name)(y)
         return BatchNorm(name=name, **self._options, **options)(y, self.train)
 
     def _relu(self, x: jax.Array) -> jax.Array:
-        return relu(x, use_onednn=self.use_onednn)
+        return relu(x, use_onednn=self.network.use_onednn)
 
     def _fused_relu(self, function: Function, name: str, y: jax.Array) -> jax.Array:
         own = self._params(name, y)
@@ -253,12 +248,15 @@ class Norms:
         return BatchNormParams(name=name, **self._options, **options)(y.shape[-1])
 
     def _config(self, dtype: DType) -> NormConfig:
-        return NormConfig(self.epsilon, dtype, self.axis_name, self.pool_padding, self.use_onednn)
+        of = self.network
+        return NormConfig(of.epsilon, dtype, of.axis_name, of.pool_padding, of.use_onednn)
 
     @property
     def _options(self) -> dict[str, Any]:
-        names = ("policy", "momentum", "epsilon", "axis_name", "unbiased", "keep_float32")
-        return {name: getattr(self, name) for name in names}
+        policy = self.network.policy
+        narrow = jmp.Policy(policy.param_dtype, at_least_float32(policy.compute_dtype), policy.compute_dtype)
+        names = ("momentum", "epsilon", "axis_name", "unbiased", "keep_float32")
+        return {"policy": self.network.norm_policy or narrow} | {name: getattr(self.network, name) for name in names}
 
 
 def add(y: jax.Array, x: jax.Array, dtype: DType) -> jax.Array:

@@ -70,7 +70,7 @@ def convolution(
     suits = use_onednn and onednn.suits(dtype, x.shape[3], stride)
     on_cpu = _form_for_cpus(x, kernel, stride, around, use_onednn=suits)
     if in_float32:
-        on_cpu = partial(_in_float32, on_cpu)
+        on_cpu = partial(_in_wide, on_cpu)
     if on_cpu is xla_convolution:
         return xla_convolution(x, kernel, stride, around, precision)
 
@@ -89,16 +89,19 @@ def _form_for_cpus(
     if use_onednn:
         return onednn.convolution
     if has_fewer_pixels(x, kernel, stride, around):
-        return _wide_product_of_windows
+        # XLA for CPUs computes products of any dtype in float32. So the gradient of `x`, a sum over windows, is rounded
+        # once, like the gradient of a convolution.
+        return partial(_in_wide, product_of_windows)
     return _with_gradient_in_pieces if _pieces(x, kernel, stride) > 1 else xla_convolution
 
 
-def _in_float32(form: Callable[..., jax.Array], x: jax.Array, kernel: jax.Array, *about: Any) -> jax.Array:
-    """Returns the convolution of float16 arrays, computed in float32 and rounded once.
+def _in_wide(form: Callable[..., jax.Array], x: jax.Array, kernel: jax.Array, *about: Any) -> jax.Array:
+    """Returns the convolution, computed in float32 or wider and rounded once.
 
     XLA computes float16 in this way too, but with oneDNN only if the program says so.
     """
-    return form(x.astype(jnp.float32), kernel.astype(jnp.float32), *about).astype(x.dtype)
+    wide = at_least_float32(x.dtype)
+    return form(x.astype(wide), kernel.astype(wide), *about).astype(x.dtype)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
@@ -140,18 +143,6 @@ def _pieces(x: jax.Array, kernel: jax.Array, stride: int) -> int:
     largest = max(x.size, x.size // x.shape[3] // stride**2 * kernel.shape[3])
     counts = [n for n in range(1, _MOST_PIECES + 1) if batch % n == 0]
     return next((n for n in counts if largest <= n * _PIECE), counts[-1])
-
-
-def _wide_product_of_windows(
-    x: jax.Array, kernel: jax.Array, stride: int, around: Pads, precision: PrecisionLike
-) -> jax.Array:
-    """Returns the convolution as one product in float32 or wider.
-
-    XLA for CPUs computes products of any dtype in float32. So the gradient of `x`, a sum over windows, is rounded once,
-    like the gradient of a convolution.
-    """
-    wide = at_least_float32(x.dtype)
-    return product_of_windows(x.astype(wide), kernel.astype(wide), stride, around, precision).astype(x.dtype)
 
 
 def relu(x: jax.Array, *, use_onednn: bool = False) -> jax.Array:

@@ -19,10 +19,31 @@ import jmp
 from mixedres._internal.tree import at_least_float32
 from mixedres._internal.types import DType
 from mixedres.models.layers import Conv, Norms, add, policy_of
-from mixedres.models.network import Network
 from mixedres.models.operations import max_pool
 
 ModuleFn = Callable[..., nn.Module]
+
+
+class Network(nn.Module, kw_only=True):
+    """A network that can be trained: the base of `ResNet`, and of networks of your own.
+
+    ``__call__(images, train=False)`` takes images (b, h, w, c) in float32 and returns logits (b, num_classes) in the
+    output dtype of the policy. The variables are 'params' and, if the network has running statistics, 'batch_stats',
+    all float32. A Flax module with the same fields will do, too.
+
+    Attributes:
+      num_classes: outputs of the network.
+      policy: dtypes of parameters, arithmetic and logits; float32 under a graph rewrite.
+      norm_policy: dtypes of normalization; None for float32 arithmetic and a result in the compute dtype.
+      precision: precision of every product ('highest' is true float32); see `jax.lax.dot_general`.
+      keep_float32: regular expression of the paths of modules that compute in float32, such as '^/head$'.
+    """
+
+    num_classes: int
+    policy: jmp.Policy
+    norm_policy: jmp.Policy | None = None
+    precision: Any = None
+    keep_float32: str = ""
 
 
 class Block(nn.Module):
@@ -189,7 +210,7 @@ class ResNet(Network, kw_only=True):
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
         """Maps images (b, h, w, 3) of any float dtype to logits (b, num_classes) in the output dtype of the policy."""
-        conv, norms = self._conv, self._norms(train)
+        conv, norms = self._conv, Norms(self, train)
         compute_dtype, preactivated = self.policy.compute_dtype, self.version == "2"
 
         x = conv(self.filters, 3 if self.small_images else 7, 1 if self.small_images else 2, name="stem_conv")(images)
@@ -245,22 +266,4 @@ class ResNet(Network, kw_only=True):
             use_onednn=self.use_onednn,
             product_dtype=self.product_dtype,
             name=name,
-        )
-
-    @nn.nowrap
-    def _norms(self, train: bool) -> Norms:
-        wide = at_least_float32(self.policy.compute_dtype)
-        return Norms(
-            train=train,
-            # Initialization needs no statistics and has no mesh axes to average them over.
-            fused=self.fused and train and not self.is_initializing(),
-            policy=self.norm_policy or jmp.Policy(self.policy.param_dtype, wide, self.policy.compute_dtype),
-            momentum=self.momentum,
-            epsilon=self.epsilon,
-            axis_name=self.axis_name,
-            unbiased=self.unbiased,
-            keep_float32=self.keep_float32,
-            pool_padding=self.pool_padding,
-            folded=self.folded,
-            use_onednn=self.use_onednn,
         )

@@ -45,10 +45,9 @@ def _pixels() -> data.Resize:
 
 
 def _prepared(options: data.Options, name: str) -> data.Dataset:
-    from mixedres.data import default_directory
     from mixedres.original import tfds
 
-    return tfds.open_data_set(name, default_directory(options), options.train_split, options.eval_split)
+    return tfds.open_data_set(name, options.usual_directory, options.train_split, options.eval_split)
 
 
 registry.WEIGHTS.add_built_in({"": _read_checkpoint, ".keras": _read_keras, ".h5": _read_keras, ".hdf5": _read_keras})

@@ -6,20 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from mixedres.data import Dataset, Example, Synthetic, examples, load
+from mixedres.data import Dataset, Example, examples, load
 from tests.data import batch_cases, made
-
-
-def test_synthetic_by_name():
-    options = {"channels": 2, "num_classes": 5, "train_examples": 77}
-    source = load("synthetic", image_size=12, batch_size=6, **options)
-    assert isinstance(source, Synthetic)
-    assert source.image_shape == (12, 12, 2)
-    assert (source.num_classes, source.train_examples, source.eval_examples) == (5, 77, 6)
-    assert source.mean == pytest.approx((114.495,) * 2) and source.std == pytest.approx((57.63,) * 2)
-    [batch] = source.eval_batches(6)
-    assert batch["mask"].all() and batch["image"].dtype == source.image_dtype == np.uint8
-
 
 # The key, data.preprocessing, and the mean and deviation of R, G and B.
 NORMALIZED = [
@@ -37,11 +25,14 @@ NORMALIZED = [
 def test_normalization_of_synthetic_images(name, family, mean, std):
     options = {"image_size": 8, "batch_size": 6, "num_classes": 5, "train_examples": 77, "preprocessing": family}
     source = load("synthetic", **options, synthetic_normalization=name)
+    assert (source.num_classes, source.train_examples, source.eval_examples) == (5, 77, 6)
     assert (source.mean, source.std, source.input_spec.mean) == (mean, std, mean)
     [batch] = source.eval_batches(6)
+    assert batch["mask"].all() and batch["image"].dtype == source.image_dtype == np.uint8
     assert batch["image"].min() >= 7 and batch["image"].max() <= 247  # only the step normalizes
-    gray = load("synthetic", **options, synthetic_normalization=name, channels=1)
-    assert gray.mean == (mean and (pytest.approx(sum(mean) / 3),))
+    two = load("synthetic", **options, synthetic_normalization=name, channels=2)
+    expected = [values and pytest.approx((sum(values) / 3,) * 2) for values in (mean, std)]
+    assert two.image_shape == (8, 8, 2) and [two.mean, two.std] == expected
 
 
 def test_class_0_may_be_the_background(tmp_path):
@@ -126,10 +117,9 @@ def test_folder_by_name(tmp_path):
     assert (source.train_examples, source.eval_examples) == (12, 3)
     assert source.mean == (123.675, 116.28, 103.53)
     assert "20% of every class" in source.note and source.unreadable == {}
-    assert (source.workers, source.threads, source.flip, source.on_error) == (0, cpus, False, "raise")
-    source = load("folder", **options, num_classes=10, preprocessing="official", workers=2, flip=True, on_error="skip")
-    assert (source.num_classes, source.mean, source.flip) == (10, (123.68, 116.78, 103.94), True)
-    assert (source.workers, source.threads, source.on_error) == (2, max(1, cpus // 2), "skip")
+    assert source.threads == cpus
+    source = load("folder", **options, num_classes=10, preprocessing="official", workers=2)
+    assert (source.num_classes, source.mean, source.threads) == (10, (123.68, 116.78, 103.94), max(1, cpus // 2))
     assert load("folder", **options, threads=7, workers=2).threads == 7
 
 

@@ -1,6 +1,7 @@
 """Batches ahead of time: order, how far ahead, errors, the end, and what counts as waiting."""
 
 import itertools
+import queue
 import threading
 import time
 
@@ -37,18 +38,6 @@ class Host:
     def put(self, item):
         self.sent.append(item)
         return ("on device", item)
-
-
-class Gate:
-    """A stream that gives an item whenever it is told to."""
-
-    def __init__(self):
-        self.allowed = threading.Semaphore(0)
-
-    def __iter__(self):
-        for item in itertools.count():
-            assert self.allowed.acquire(timeout=PATIENCE)
-            yield item
 
 
 @pytest.fixture(autouse=True)
@@ -148,21 +137,26 @@ def test_closing_waits_for_the_batch_in_the_making():
     assert go_on.is_set() and host.closed and host.read == 1
 
 
+def items_of(gate):
+    """Yields what is put into a queue, up to None."""
+    return iter(lambda: gate.get(timeout=PATIENCE), None)
+
+
 def test_waiting_counts_while_the_device_has_nothing_to_do():
-    gate = Gate()
-    with Prefetch(gate, lambda item: item) as batches:
-        threading.Timer(0.2, gate.allowed.release).start()
+    gate = queue.SimpleQueue()
+    with Prefetch(items_of(gate), lambda item: item) as batches:
+        threading.Timer(0.2, gate.put, [0]).start()
         assert batches.take(lambda: False) == 0
         assert 0.05 < batches.waited < PATIENCE
         before = batches.waited
-        threading.Timer(0.1, gate.allowed.release).start()
+        threading.Timer(0.1, gate.put, [1]).start()
         assert next(batches) == 1  # as if there were no work
         assert 0.03 < batches.waited - before < PATIENCE
-        gate.allowed.release()
+        gate.put(None)
 
 
 def test_waiting_counts_from_when_the_device_became_idle():
-    gate, asked, idle = Gate(), [], []
+    gate, asked, idle = queue.SimpleQueue(), [], []
 
     def busy():
         asked.append(1)
@@ -170,29 +164,28 @@ def test_waiting_counts_from_when_the_device_became_idle():
             time.sleep(0.02)
             return True
         idle.append(time.perf_counter())
-        threading.Timer(0.1, gate.allowed.release).start()
+        threading.Timer(0.1, gate.put, [0]).start()
         return False
 
-    with Prefetch(gate, lambda item: item) as batches:
+    with Prefetch(items_of(gate), lambda item: item) as batches:
         batches.take(busy)
         since = time.perf_counter() - idle[0]  # the wait while it was busy does not count
         assert len(idle) == 1  # once idle, it is not asked any more
         assert 0.03 < batches.waited <= since
-        gate.allowed.release()
+        gate.put(None)
 
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_filling_waits_for_a_batch_or_the_end_and_does_not_count(broken):
-    gate = Gate()
+    gate = queue.SimpleQueue()
 
     def source():
-        yield next(items)
+        yield gate.get(timeout=PATIENCE)
         if broken:
             raise OSError("disk")
 
-    items = iter(gate)
     with Prefetch(source(), lambda item: item) as batches:
-        threading.Timer(0.05, gate.allowed.release).start()
+        threading.Timer(0.05, gate.put, [0]).start()
         batches.fill()
         assert batches._ready.qsize() and batches.waited == 0.0
         next(batches)

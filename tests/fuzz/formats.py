@@ -13,7 +13,7 @@ from mixedres._internal.errors import ConfigError, DataError, config_errors
 from mixedres._internal.formats import without_stamp
 from mixedres.checkpoints import Checkpoints, RecordedRun, RunDirectory, read_weights, workdir
 from mixedres.data.datasets.folder import ImageFolder
-from mixedres.data.images import chunks, crops, preprocessing
+from mixedres.data.images import chunks
 from mixedres.export import __main__ as export
 from mixedres.predict.classifier import read_classifier
 from mixedres.train import start
@@ -68,13 +68,13 @@ def read_image(place):
     """Reads an image as `mixedres.predict`, training and evaluation do; its size chooses how."""
     (path,) = place.glob("mutant.*")
     size = path.stat().st_size
-    chosen = preprocessing.get_preprocessing(("official", "official_fast", "torch")[size % 3])
-    channels = 1 + 2 * (size // 3 % 2)
+    name, channels = ("official", "official_fast", "torch")[size % 3], 1 + 2 * (size // 3 % 2)
     images = ImageFolder("images, train", place, [path.name], np.zeros(1, np.int32))
-    reader = chunks.ImageReader(images, (SIZE, SIZE, channels), chosen, 1, bool(size // 6 % 2), "raise")
-    chunks.TrainChunks(reader, 1, range(1), 0, seed=size, flip=True)[0]
+    options = data.Options(1, image_size=SIZE, preprocessing=name, flip=True)
+    reader = chunks.ImageReader(images, options, None, 1, channels, bool(size // 6 % 2))
+    chunks.TrainChunks(reader, 1, range(1), 0, seed=size)[0]
     chunks.EvalChunks(reader, 1, range(1))[0]
-    for found in crops.center_crops([path], chosen.input_spec(SIZE, channels), 1):
+    for found in data.center_crops([path], reader.preprocessing.input_spec(SIZE, channels), 1):
         if isinstance(found, str):
             raise ConfigError(f"{path}: {found}")
 
@@ -86,7 +86,7 @@ def read_records(place):
         source.fingerprint  # noqa: B018  (it reads records)
     unreadable = {}
     for part in (source.data_set.train, source.data_set.eval):
-        reader = chunks.ImageReader(part, source.image_shape, source.preprocessing, 3, False, "skip")
+        reader = chunks.ImageReader(part, source.options, None, 3, 3, False)
         if len(part):
             unreadable |= chunks.EvalChunks(reader, len(part), range(len(part)))[0]["unreadable"]
     if unreadable:

@@ -65,8 +65,7 @@ def test_run_whose_directory_is_removed_ends_with_one_line(place):
         directory.mkdir(exist_ok=True)  # a save may have made it again
         (directory / "thesis.txt").write_text("mine")
 
-    for action, step in ((remove, 3), (lambda: directory.rename(moved), 6), (replace, 3)):
-        shutil.rmtree(moved, ignore_errors=True)
+    for action, step in ((remove, 6), (replace, 3)):
         with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingError) as caught:
             run_cases.after(patch, RunLog, "train", action, step)
             train(directory)
@@ -164,8 +163,7 @@ def test_network_larger_than_the_memory_is_refused_before_it_is_compiled(place):
 
 def test_workdir_whose_name_is_no_text_holds_a_run(place):
     directory = place / os.fsdecode(b"\xff\xfe")
-    train(directory)
-    go_on(directory)
+    go_on(shutil.copytree(finished(place.parent)[0], directory))
 
 
 def test_missing_locks_are_a_warning(place, monkeypatch, capsys):
@@ -196,30 +194,29 @@ def test_compiled_programs_of_other_users_are_not_loaded(place, monkeypatch):
     assert compilation._directory("auto") is None
 
 
-def test_data_json_is_restored_from_the_checkpoint(place):
+def test_damaged_data_json_is_read_from_the_checkpoint(place):
     directory, whole = copy(place), read_weights(finished(place.parent)[0])
-    kept = json.loads((directory / workdir.DATA).read_text())
     for damage in ("", '{"class_na', "[]", None):
         (directory / workdir.DATA).unlink()
         if damage is not None:
             (directory / workdir.DATA).write_text(damage)
         found = read_weights(directory)
         assert (found.class_names, found.input) == (whole.class_names, whole.input)
-    go_on(directory)
-    assert json.loads((directory / workdir.DATA).read_text()) == kept
 
 
 def test_damage_beside_the_checkpoints_is_harmless(place):
-    """A cut config.json, metrics that are no text, and an empty folder named like a checkpoint."""
+    """A cut config.json, no data.json, metrics that are no text, and an empty folder named like a checkpoint."""
     directory = copy(place)
-    kept = json.loads((directory / workdir.CONFIG).read_text())
+    config, data = (json.loads((directory / name).read_text()) for name in (workdir.CONFIG, workdir.DATA))
     (directory / workdir.CONFIG).write_text('{"prec')
+    (directory / workdir.DATA).unlink()
     with (directory / workdir.METRICS).open("ab") as file:
         file.write(b'\xff\xfe{"step": 1\n')
     (directory / workdir.CHECKPOINTS / "999").mkdir()
-    assert read_weights(directory).run == workdir.portable(kept)
+    assert read_weights(directory).run == workdir.portable(config)
     go_on(directory)
-    assert json.loads((directory / workdir.CONFIG).read_text()) == kept
+    assert json.loads((directory / workdir.CONFIG).read_text()) == config
+    assert json.loads((directory / workdir.DATA).read_text()) == data
 
 
 def test_run_without_any_config_asks_for_clean(place):

@@ -1,12 +1,7 @@
-"""Platforms, addresses, warnings and pixels that are not as a command expects them."""
+"""Platforms, addresses and warnings that are not as a command expects them."""
 
-import io
-
-import numpy as np
 import pytest
-from PIL import Image
 
-from mixedres.data.images import decoding
 from mixedres.hosts.startup import is_here
 from tests.hostile.commands import assert_one_line, run
 
@@ -27,10 +22,3 @@ def test_commands_run_with_warnings_as_errors(place):
 def test_process_0_listens_on_its_own_address(place):
     assert is_here("127.0.0.1:7831") and is_here("localhost:7831") and is_here("[::1]:7831")
     assert not is_here("192.0.2.1:7831")  # an address for documentation (RFC 5737)
-
-
-def test_image_of_floating_point_numbers_is_refused(place):
-    file = io.BytesIO()
-    Image.fromarray(np.linspace(0, 1, 256, dtype=np.float32).reshape(16, 16)).save(file, "TIFF")
-    with pytest.raises(ValueError, match="floating-point numbers"):
-        decoding.decode_image(file.getvalue(), decoding.read_header(file.getvalue()))

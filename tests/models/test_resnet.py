@@ -1,6 +1,5 @@
 """The networks against an independent float64 implementation, their sizes, their initial state."""
 
-import functools
 import math
 
 import jax
@@ -9,6 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from mixedres import models
+from mixedres._internal.tree import named_leaves
 from mixedres.models import create
 from tests.models import reference
 from tests.models.networks import FULL, MESH, images, random_variables, relative, shapes_of, small
@@ -22,10 +23,10 @@ def _key():
 @pytest.mark.parametrize(
     ("size", "count"),
     [
-        # The counts everybody quotes (torchvision's), of each kind of block; test_factory has the numbers of blocks.
+        # The counts everybody quotes (torchvision's), of each kind of block.
         (18, 11_689_512),
         (26, 15_995_176),  # timm's
-        (50, 25_557_032),
+        pytest.param(50, 25_557_032, marks=pytest.mark.slow),
     ],
 )
 def test_parameter_counts(size, count):
@@ -33,17 +34,36 @@ def test_parameter_counts(size, count):
     assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == count
 
 
+@pytest.mark.parametrize(
+    ("name", "version", "resolved", "stage_sizes", "filters"),
+    [
+        # arXiv 1512.03385, table 1 and section 4.2; 1603.05027 for 200.
+        ("resnet18", None, "1.5", (2, 2, 2, 2), 64),
+        ("resnet14", None, "1.5", (1, 1, 1, 1), 64),
+        ("resnet26", None, "1.5", (2, 2, 2, 2), 64),
+        ("resnet34", "2", "2", (3, 4, 6, 3), 64),
+        ("resnet50", None, "1.5", (3, 4, 6, 3), 64),
+        ("resnet101", "1", "1", (3, 4, 23, 3), 64),
+        ("resnet152", "1.5", "1.5", (3, 8, 36, 3), 64),
+        ("resnet200", "2", "2", (3, 24, 36, 3), 64),
+        ("cifar_resnet20", None, "1", (3, 3, 3), 16),
+        ("cifar_resnet110", "2", "2", (18, 18, 18), 16),
+    ],
+)
+def test_names_and_versions(name, version, resolved, stage_sizes, filters):
+    model = create(name, num_classes=np.int64(10), policy=FULL, version=version)
+    assert model.version == resolved
+    assert tuple(model.stage_sizes) == stage_sizes
+    assert model.filters == filters
+
+
 TENSORFLOW = {"padding": "tensorflow", "pool_padding": "tensorflow", "projection": "stage"}
 FORWARD = [
-    # (name, version, image shape, options); one is not square, one is of odd size.
-    ("resnet50", "1.5", (2, 37, 32, 3)),
-    ("resnet50", "1", (2, 32, 32, 3)),
-    ("resnet50", "2", (2, 32, 48, 3)),
-    ("cifar_resnet20", "1", (2, 16, 12, 3)),
-    ("cifar_resnet20", "2", (2, 16, 16, 3)),
-    ("resnet50", "1.5", (2, 64, 72, 3), TENSORFLOW),
-    ("resnet18", "1", (2, 70, 64, 3), TENSORFLOW),
-    ("cifar_resnet20", "2", (2, 16, 16, 3), TENSORFLOW),
+    # (name, version, image shape, options): every kind of block, both paddings; one is of odd size.
+    ("resnet50", "1", (2, 37, 32, 3), {}),
+    ("resnet50", "2", (2, 32, 48, 3), {}),
+    ("resnet18", "1", (2, 34, 32, 3), TENSORFLOW),
+    ("cifar_resnet20", "2", (2, 16, 12, 3), TENSORFLOW),
 ]
 
 
@@ -62,7 +82,7 @@ def _reference(model, variables, **options):
     )
 
 
-@pytest.mark.parametrize(("name", "version", "shape", "options"), [(*case, {})[:4] for case in FORWARD])
+@pytest.mark.parametrize(("name", "version", "shape", "options"), FORWARD)
 def test_forward_in_eval_mode(name, version, shape, options):
     model = small(name, version, epsilon=1e-3, **options)
     variables, x = random_variables(model), images(shape)
@@ -100,10 +120,10 @@ def _check_train_mode(forward, model, x):
 @pytest.mark.parametrize(
     ("name", "version", "options", "fused"),
     [
-        ("resnet18", "1", TENSORFLOW, True),
         ("cifar_resnet20", "2", {}, False),
-        ("resnet50", "1.5", {}, True),
+        ("resnet50", "1.5", TENSORFLOW, True),
         pytest.param("resnet18", "1", TENSORFLOW, False, marks=pytest.mark.slow),
+        pytest.param("resnet18", "1", TENSORFLOW, True, marks=pytest.mark.slow),
         pytest.param("cifar_resnet20", "2", {}, True, marks=pytest.mark.slow),
         pytest.param("resnet50", "2", {}, True, marks=pytest.mark.slow),
         pytest.param("cifar_resnet20", "1", {}, False, marks=pytest.mark.slow),
@@ -128,88 +148,70 @@ def test_synchronized_statistics_make_devices_equal_to_one_batch():
     _check_train_mode(forward, model, x)
 
 
-@functools.cache
-def _initial(version):
-    """A fresh network: (model, images, variables)."""
-    model, x = small("cifar_resnet8", version, stage_sizes=(1, 2), filters=16), images((4, 16, 16, 3))
-    return model, x, jax.jit(model.init)(_key(), x)
-
-
-@pytest.mark.parametrize(("version", "last"), [("1", "norm2"), pytest.param("2", "conv2", marks=pytest.mark.slow)])
-def test_blocks_start_as_the_identity_with_zero_init_last_alone(version, last):
-    model, x, variables = _initial(version)
-    # Records what every module of the network returns.
-    _, state = jax.jit(lambda v, x: model.apply(v, x, capture_intermediates=True))(variables, x)
-    blocks = {name: layers for name, layers in state["intermediates"].items() if last in layers}
-    assert sorted(blocks) == ["block_layer1_1", "block_layer2_1", "block_layer2_2"]
-    for name, layers in blocks.items():
-        np.testing.assert_array_equal(layers[last]["__call__"][0], 0, err_msg=name)
-    first, second = (blocks[f"block_layer2_{index}"]["__call__"][0] for index in (1, 2))
-    assert np.std(first) > 0.1
-    np.testing.assert_array_equal(second, first)  # the second block of a stage has no projection
-    model = small("cifar_resnet8", version, stage_sizes=(1,), zero_init_last=False)
-    params = jax.jit(lambda: model.init(_key(), x)["params"]["block_layer1_1"][last])()
-    assert np.std(params["kernel"]) > 0.1 if version == "2" else (params["scale"] == 1).all()
-
-
-@pytest.mark.parametrize("version", [pytest.param("1", marks=pytest.mark.slow), "2"])
-def test_residual_branches_have_initial_gradients(version):
+@pytest.mark.parametrize(("version", "last"), [pytest.param("1", "norm2", marks=pytest.mark.slow), ("2", "conv2")])
+def test_residual_branches_start_as_zero_and_have_gradients(version, last):
     """A branch of which no parameter has a gradient never trains.
 
     A pre-activated branch whose last scale is 0 is one: its last ReLU sits at 0, where it passes no gradient back, and
     feeds zeros to the convolution after it.
     """
-    model, x, variables = _initial(version)
+    model, x = small("cifar_resnet8", version, stage_sizes=(2,)), images((4, 8, 8, 3))
     weights = images((4, 10), seed=5)
 
-    def loss(params):
-        logits, _ = model.apply({**variables, "params": params}, x, True, mutable=["batch_stats"])
-        return (logits * weights).sum()
+    def loss(params, others):
+        # Records what every module of the network returns.
+        logits, state = model.apply({**others, "params": params}, x, True, mutable=True, capture_intermediates=True)
+        return (logits * weights).sum(), state["intermediates"]
 
-    grads = jax.jit(jax.grad(loss))(variables["params"])
-    blocks = [name for name in grads if name.startswith("block_layer")]
-    assert len(blocks) == 3
-    for block in blocks:
+    def start():
+        variables = model.init(_key(), x)
+        return jax.grad(loss, has_aux=True)(variables["params"], variables)
+
+    grads, state = jax.jit(start)()
+    blocks = {name: layers for name, layers in state.items() if last in layers}
+    assert sorted(blocks) == ["block_layer1_1", "block_layer1_2"]
+    for block, layers in blocks.items():
+        np.testing.assert_array_equal(layers[last]["__call__"][0], 0, err_msg=block)
         branch = [grads[block][name] for name in ("conv1", "norm2", "conv2")]
         assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(branch)) > 0, block
+    first, second = (layers["__call__"][0] for layers in blocks.values())
+    assert np.std(first) > 0.1
+    np.testing.assert_array_equal(second, first)  # they have no projection
 
 
-@pytest.mark.parametrize(
-    ("kernel_init", "std"),
-    [
-        ("he_normal", lambda fan_in, fan_out: math.sqrt(2 / fan_in)),
-        pytest.param("he_normal_fan_out", lambda fan_in, fan_out: math.sqrt(2 / fan_out), marks=pytest.mark.slow),
-        pytest.param("lecun_normal", lambda fan_in, fan_out: math.sqrt(1 / fan_in), marks=pytest.mark.slow),
-        ("glorot_uniform", lambda fan_in, fan_out: math.sqrt(2 / (fan_in + fan_out))),
-    ],
-)
-def test_standard_deviation_of_the_initializers(kernel_init, std):
-    model = small("resnet50", "1.5", stage_sizes=(1,), filters=64, num_classes=1000, kernel_init=kernel_init)
-    params = jax.jit(model.init)(_key(), images((1, 32, 32, 3)))["params"]
-    convs = [
-        # (kernel, fan in, fan out); the first two have more than twice as many outputs as inputs, so that no two of the
-        # initializers agree on them.
-        (params["block_layer1_1"]["conv3"]["kernel"], 64, 256),
-        (params["stem_conv"]["kernel"], 49 * 3, 49 * 64),
-        (params["block_layer1_1"]["conv2"]["kernel"], 9 * 64, 9 * 64),
-    ]
-    for kernel, fan_in, fan_out in convs:
-        # The stem's 9408 values tell its deviation to 1 %.
-        assert np.std(kernel) == pytest.approx(std(fan_in, fan_out), rel=0.04)
+INITIALIZERS = {
+    "he_normal": lambda fan_in, fan_out: math.sqrt(2 / fan_in),
+    "he_normal_fan_out": lambda fan_in, fan_out: math.sqrt(2 / fan_out),
+    "lecun_normal": lambda fan_in, fan_out: math.sqrt(1 / fan_in),
+    "glorot_uniform": lambda fan_in, fan_out: math.sqrt(2 / (fan_in + fan_out)),
+    "normal_0.01": lambda fan_in, fan_out: 0.01,
+}
+
+
+def test_standard_deviation_of_the_initializers():
+    assert models.INITIALIZERS.keys() == INITIALIZERS.keys()
+    for name, std in INITIALIZERS.items():
+        # Four times as many outputs as inputs, so that no two of the initializers agree.
+        kernel = np.asarray(models.INITIALIZERS[name](_key(), (3, 3, 16, 64)))
+        # 9216 values tell their deviation to 1 %.
+        assert np.std(kernel) == pytest.approx(std(9 * 16, 9 * 64), rel=0.04)
         assert abs(np.mean(kernel)) < 4 * np.std(kernel) / math.sqrt(kernel.size)
     # The head has an initializer of its own: N(0, 0.01²), the v1.5 reference's.
-    assert np.std(params["head"]["kernel"]) == pytest.approx(0.01, rel=0.01)
-    np.testing.assert_array_equal(params["head"]["bias"], 0)
+    model = create("resnet50", num_classes=10, policy=FULL)
+    assert (model.kernel_init, model.head_init) == tuple(models.INITIALIZERS[n] for n in ("he_normal", "normal_0.01"))
 
 
-def test_initializers_may_be_functions():
+@pytest.mark.parametrize(("version", "last"), [("1", "norm2/scale"), ("2", "conv2/kernel")])
+@pytest.mark.parametrize("zero_init_last", [True, False])
+def test_initializers_may_be_functions(version, last, zero_init_last):
+    """And zero_init_last sets one array of a block to zero."""
     constant = jax.nn.initializers.constant
-    model = small("cifar_resnet8", "1", kernel_init=constant(2), head_init=constant(3))
-    params = jax.jit(model.init)(_key(), images((1, 8, 8, 3)))["params"]
-    for name in ("conv1", "conv2", "conv_proj"):
-        np.testing.assert_array_equal(params["block_layer2_1"][name]["kernel"], 2)
-    np.testing.assert_array_equal(params["stem_conv"]["kernel"], 2)
-    np.testing.assert_array_equal(params["head"]["kernel"], 3)
+    options = {"kernel_init": constant(2), "head_init": constant(3), "zero_init_last": zero_init_last}
+    model = small("cifar_resnet8", version, stage_sizes=(1,), projection="stage", **options)
+    for path, leaf in named_leaves(jax.jit(model.init)(_key(), images((1, 8, 8, 3)))["params"]).items():
+        expected = 3 if path == "head/kernel" else {"kernel": 2, "scale": 1, "bias": 0}[path.rpartition("/")[2]]
+        is_zero = zero_init_last and path == f"block_layer1_1/{last}"
+        np.testing.assert_array_equal(leaf, 0 if is_zero else expected, err_msg=path)
 
 
 @pytest.mark.slow

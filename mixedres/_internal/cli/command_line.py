@@ -68,10 +68,7 @@ def _existing_source(given: str) -> str:
 
 
 def presets(flag: str, names: Sequence[str], *, also: str = "") -> list[str]:
-    """Returns the names, each once; raises ConfigError for a name that is no preset.
-
-    `also`: the end of the message.
-    """
+    """Returns the names, each once; raises ConfigError, with `also` at its end, for a name that is no preset."""
     for name in names:
         if name not in PRESETS:
             raise ConfigError(f"{flag}: {unknown_preset(name)}{also}")
@@ -153,10 +150,7 @@ def missing_package(error: ModuleNotFoundError) -> str:
 
 
 def how_to_install(package: str) -> str:
-    """Returns the command that installs a package of an extra.
-
-    mixedres is on no registry. So the command names this checkout, or else the wheel that mixedres was installed from.
-    """
+    """Returns the command that installs an extra, from this checkout or from a wheel: mixedres is on no registry."""
     extra, checkout = _EXTRAS.get(package, "train"), pathlib.Path(__file__).parents[3]
     if (checkout / "pyproject.toml").is_file():
         return f"type in {checkout}: pip install -e '.[{extra}]'"

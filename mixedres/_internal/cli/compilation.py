@@ -127,10 +127,7 @@ def remove_oldest(directory: pathlib.Path, most: int) -> None:
 
 
 def remove_damaged(directory: pathlib.Path) -> None:
-    """Removes programs that were not written whole, such as on a full disk; JAX would never write them again.
-
-    A program is looked at in the first start after it was written.
-    """
+    """Removes programs that were not written whole, such as on a full disk; JAX would never write them again."""
     with contextlib.suppress(OSError):  # another process removes files too
         files = list(directory.glob("*-cache"))
         if not files:
@@ -153,8 +150,6 @@ def _is_whole(program: pathlib.Path) -> bool:
 
 class CompilationCounter:
     """A context that records every program that JAX compiles inside it, in any thread of the process.
-
-    A loop that compiles is slow without an error.
 
     Attributes:
       names: names of the compiled functions, such as 'jit(train_step)', in order; programs from the cache count.

@@ -72,10 +72,7 @@ def prepare() -> None:
 
 
 def give_up() -> None:
-    """Flushes stdout and stderr, and redirects to nothing what cannot be written: its disk is full, its reader gone.
-
-    Python flushes them once more at its end, and would complain.
-    """
+    """Flushes stdout and stderr; what cannot be written is lost, of which Python would complain at its end."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

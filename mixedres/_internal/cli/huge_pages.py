@@ -29,7 +29,13 @@ def ask() -> None:
 
 
 def _would_help() -> bool:
-    return _VARIABLE not in os.environ and bool(sys.executable) and _glibc() >= _FIRST_GLIBC and _on_request()
+    """Returns whether glibc knows the setting, and Linux gives huge pages only on request (the mode 'madvise')."""
+    if _VARIABLE in os.environ or not sys.executable or _glibc() < _FIRST_GLIBC:
+        return False
+    try:
+        return "[madvise]" in _MODE.read_text()
+    except OSError:
+        return False
 
 
 def _glibc() -> tuple[int, ...]:
@@ -39,11 +45,3 @@ def _glibc() -> tuple[int, ...]:
         return tuple(int(part) for part in version.split(".")) if name == "glibc" else ()
     except (AttributeError, ValueError, OSError):  # another system or another C library
         return ()
-
-
-def _on_request() -> bool:
-    """Returns whether Linux gives huge pages only to programs that ask for them (the mode 'madvise')."""
-    try:
-        return "[madvise]" in _MODE.read_text()
-    except OSError:
-        return False

@@ -26,10 +26,7 @@ class StepProgress:
         *,
         bar: bool = True,
     ):
-        """Counts steps from `first_step` to `total_steps`, of `batch_size` examples each.
-
-        `bar`: show a bar on a terminal.
-        """
+        """Counts steps from `first_step` to `total_steps`, of `batch_size` examples each; `bar`: on a terminal."""
         self._total, self._first, self._batch_size = total_steps, first_step, batch_size
         self._between = seconds_between_lines
         self._last_line = time.perf_counter()
@@ -81,10 +78,7 @@ def _shows_widgets() -> bool:
 class ImageProgress:
     """Counts images, as a context manager: a bar on a terminal and in a notebook, elsewhere a line now and then.
 
-    Args:
-      label: what is done, one word or two.
-      total: number of images; None where it is not known beforehand.
-      done: of them, those that an earlier start did: they count as done, but not in the rate.
+    `total` is None if it is not known beforehand. The rate leaves out the `done` images of an earlier start.
     """
 
     def __init__(self, label: str, total: int | None, done: int = 0):

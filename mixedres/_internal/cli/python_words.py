@@ -30,7 +30,7 @@ _ARGUMENTS = {
 }
 _ARGUMENT = re.compile(rf"({'|'.join(_ARGUMENTS)})(?:=({_VALUE}))?(?![\w.=])")
 # A command to type, up to a semicolon or the end.
-_COMMAND = re.compile(r"(python -m mixedres\.[^;]*)")
+_COMMAND = re.compile(r"python -m mixedres\.[^;]*")
 
 
 def in_python(text: str) -> str:
@@ -38,11 +38,8 @@ def in_python(text: str) -> str:
 
     Commands such as python -m mixedres.replay stay as they are.
     """
-    parts = _COMMAND.split(text)
-    return "".join(part if index % 2 else _translated(part) for index, part in enumerate(parts))
-
-
-def _translated(text: str) -> str:
+    if command := _COMMAND.search(text):
+        return in_python(text[: command.start()]) + command[0] + in_python(text[command.end() :])
     text = re.sub(r"'--config\.([\w.]+)=([^']*)'", r"--config.\1='\2'", text)  # quoted as a whole
     text = _KEYS.sub(_dictionary, text)
     text = re.sub(r"--config\.([\w.]*\w)", r'"\1"', text)

@@ -59,10 +59,7 @@ def raise_interrupts() -> None:
 
 
 def take_signals(handler: Callable[[int, FrameType | None], None]) -> Callable[[], None]:
-    """Calls `handler` for the signals that are not ignored; returns a function that undoes this.
-
-    Outside the main thread, where Python allows no handlers, it does nothing.
-    """
+    """Calls `handler` for signals that are not ignored, in the main thread; returns a function that undoes it."""
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
     waking = signal.set_wakeup_fd(-1)

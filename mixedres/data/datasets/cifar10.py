@@ -1,7 +1,5 @@
 """CIFAR-10 in memory: from the official archives, packed or unpacked, or from a prepared copy."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io
@@ -10,7 +8,6 @@ import pickle
 import tarfile
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,10 +15,8 @@ from mixedres._internal.errors import one_line
 from mixedres._internal.files import open_regular, read_regular
 from mixedres.data.examples import Dataset, Examples
 from mixedres.data.images import decoding
+from mixedres.data.options import Options
 from mixedres.data.sources import InMemory
-
-if TYPE_CHECKING:
-    from mixedres.data.images.augment import Augmentation
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SIDE = 32
@@ -43,29 +38,19 @@ MD5 = {
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
-def load_cifar10(
-    root: pathlib.Path,
-    prepared: Callable[[], Dataset],
-    *,
-    image_size: int = SIDE,
-    pad: int = 0,
-    flip: bool = False,
-    augmentation: Augmentation | None = None,
-) -> InMemory:
+def load_cifar10(options: Options, prepared: Callable[[], Dataset]) -> InMemory:
     """Returns CIFAR-10 in memory, with uint8 images that the network's input function standardizes one by one.
 
-    Reads the first in `root` of cifar-10-batches-bin, cifar-10-binary.tar.gz, cifar-10-batches-py,
+    Reads the first in `options.dir` of cifar-10-batches-bin, cifar-10-binary.tar.gz, cifar-10-batches-py,
     cifar-10-python.tar.gz and cifar10 (prepared by TensorFlow Datasets; `prepared` opens it). Raises ValueError without
     one, for damaged files, and for another `image_size` than 32.
     """
-    if image_size != SIDE:
+    if options.image_size != SIDE:
         raise ValueError(
-            f"the images of cifar10 have {SIDE} pixels a side; image_size must be {SIDE}, got {image_size}"
+            f"the images of cifar10 have {SIDE} pixels a side; image_size must be {SIDE}, got {options.image_size}"
         )
-    train, test = _arrays(root, prepared)
-    return InMemory(
-        *train, *test, num_classes=len(CLASSES), pad=pad, flip=flip, augmentation=augmentation, class_names=CLASSES
-    )
+    train, test = _arrays(options.usual_directory, prepared)
+    return InMemory(*train, *test, num_classes=len(CLASSES), class_names=CLASSES, **options.in_memory)
 
 
 def _arrays(root: pathlib.Path, prepared: Callable[[], Dataset]) -> tuple[Arrays, Arrays]:

@@ -1,31 +1,24 @@
 """The handwritten digits that scikit-learn carries: 1,797 images of 8x8 pixels (UCI ML, Alpaydin and Kaynak, 1998)."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import pathlib
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mixedres.data.options import Options
 from mixedres.data.sources import InMemory
 
-if TYPE_CHECKING:
-    from mixedres.data.images.augment import Augmentation
 
-
-def load_digits(
-    *, image_size: int = 16, pad: int = 0, flip: bool = False, augmentation: Augmentation | None = None
-) -> InMemory:
+def load_digits(options: Options) -> InMemory:
     """Returns the digits, enlarged bilinearly: 1,437 training and 360 test images (image_size, image_size, 1) uint8.
 
     The pixels are the original values, 0 to 16, times 15. The split is fixed and stratified.
     """
-    if image_size < 8:
-        raise ValueError(f"image_size of digits must be >= 8, got {image_size}")
+    if options.image_size < 8:
+        raise ValueError(f"image_size of digits must be >= 8, got {options.image_size}")
     images, labels, train, test = original_digits()
-    images = np.rint(_enlarged(15.0 * images, image_size)).astype(np.uint8)[..., None]
+    images = np.rint(_enlarged(15.0 * images, options.image_size)).astype(np.uint8)[..., None]
     return InMemory(
         images[train],
         labels[train],
@@ -34,9 +27,7 @@ def load_digits(
         num_classes=10,
         mean=(float(images[train].mean()),),
         std=(float(images[train].std()),),
-        pad=pad,
-        flip=flip,
-        augmentation=augmentation,
+        **options.in_memory,
     )
 
 

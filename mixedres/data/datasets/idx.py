@@ -4,8 +4,6 @@ A file is two zero bytes, a type (8: uint8), the number of dimensions, each dime
 values (LeCun, Cortes and Burges, "The MNIST database of handwritten digits").
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io
@@ -14,15 +12,12 @@ import os
 import pathlib
 import struct
 import zlib
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mixedres._internal.files import expanded, open_regular
+from mixedres.data.options import Options
 from mixedres.data.sources import InMemory
-
-if TYPE_CHECKING:
-    from mixedres.data.images.augment import Augmentation
 
 # Fashion-MNIST's classes, and the SHA-256 of its training labels, by which the data set is known: its files have the
 # names of MNIST's.
@@ -36,47 +31,35 @@ _MOST_PACKED = 1032
 _TRANSPOSED = "emnist"
 
 
-def load_idx(
-    data_dir: str,
-    train_split: str | None = None,
-    eval_split: str | None = None,
-    *,
-    num_classes: int | None = None,
-    rgb: bool = False,
-    image_size: int = 28,
-    pad: int = 0,
-    flip: bool = False,
-    augmentation: Augmentation | None = None,
-) -> InMemory:
+def load_idx(directory: str, options: Options) -> InMemory:
     """Returns a data set in memory, normalized by the mean and the standard deviation of its training images.
 
     Reads NAME-images-idx3-ubyte and NAME-labels-idx1-ubyte, with .gz or without, for NAMEs `train_split` (train) and
     `eval_split` (t10k); transposes images of a NAME that begins with emnist. Raises ValueError for files that are
     missing or damaged, and for images of another size.
     """
-    root = expanded(data_dir)
-    (images, labels), test = (_part(root, name) for name in (train_split or "train", eval_split or "t10k"))
+    root, size = expanded(directory), options.image_size
+    names = (options.train_split or "train", options.eval_split or "t10k")
+    (images, labels), test = (_part(root, name) for name in names)
     if images.shape[1:] != test[0].shape[1:]:
         raise ValueError(f"{root}: training images have {_size(images)} pixels, test images {_size(test[0])}")
-    if images.shape[1:3] != (image_size, image_size):
+    if images.shape[1:3] != (size, size):
         raise ValueError(f"the images in {root} have {_size(images)} pixels; set data.image_size={images.shape[1]}")
     largest = int(max(labels.max(), test[1].max()))
-    if largest >= (num_classes or 256):
+    if largest >= (options.num_classes or 256):
         raise ValueError(f"{root} has the label {largest}; set --config.data.num_classes={largest + 1}, or more")
     is_fashion = hashlib.sha256(labels).hexdigest() == _FASHION_LABELS
-    channels = 3 if rgb else 1
+    channels = 3 if options.rgb else 1
     return InMemory(
         np.repeat(images, channels, -1),
         labels,
         np.repeat(test[0], channels, -1),
         test[1],
-        num_classes=num_classes or largest + 1,
+        num_classes=options.num_classes or largest + 1,
         mean=(float(images.mean()),) * channels,
         std=(float(images.std()) or 1.0,) * channels,
         class_names=FASHION if is_fashion else (),
-        pad=pad,
-        flip=flip,
-        augmentation=augmentation,
+        **options.in_memory,
     )
 
 

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import os
 import shlex
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 import cv2
 import numpy as np
@@ -23,7 +23,8 @@ from mixedres.data.examples import Examples
 from mixedres.data.images import decoding
 from mixedres.data.images.augment import Augmentation
 from mixedres.data.images.preprocessing import CROP_PCT, Preprocessing
-from mixedres.data.sources import epoch_order
+from mixedres.data.options import Options
+from mixedres.data.sources import examples_of_step
 
 # Rows of a chunk.
 CHUNK = 32
@@ -36,7 +37,7 @@ class Chunk(TypedDict):
 
     image: np.ndarray
     label: np.ndarray
-    mask: NotRequired[np.ndarray]
+    mask: np.ndarray
     unreadable: dict[str, str]
 
 
@@ -47,22 +48,26 @@ def chunks_per_batch(rows: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ImageReader:
-    """Reader of examples as squares, which names the file of an unreadable image; the options are those of `Loader`."""
+    """Reader of examples as squares, which names the file of an unreadable image."""
 
     examples: Examples
-    shape: tuple[int, int, int]
+    options: Options
     preprocessing: Preprocessing
+    augmentation: Augmentation | None
     num_classes: int
+    channels: int
     apply_exif: bool
-    on_error: str
-    max_pixels: int = decoding.MAX_PIXELS
-    augmentation: Augmentation | None = None
 
-    def read_random(self, index: int, rng: np.random.Generator, flip: bool, out: np.ndarray) -> int:
+    def zeros(self, count: int) -> np.ndarray:
+        """Returns room for squares, (count, height, width, channels)."""
+        size = self.options.image_size
+        return np.zeros((count, size, size, self.channels), self.preprocessing.squares.dtype)
+
+    def read_random(self, index: int, rng: np.random.Generator, out: np.ndarray) -> int:
         """Writes a random crop of image `index` into `out`, and returns the label."""
         image, label, head = self._open(index)
         box = self.preprocessing.crop(rng, head.height, head.width)
-        mirror = flip and rng.random() < 0.5
+        mirror = self.options.flip and rng.random() < 0.5
         self.preprocessing.squares.write_part(image, head, box, out, mirror=mirror)
         if self.augmentation is not None:
             self.augmentation.apply(out, rng)
@@ -81,7 +86,7 @@ class ImageReader:
             name = f"{self.examples.name}, example {index}" + (f", {name}" if name else "")
         name = printable(name.encode(errors="surrogateescape").decode(errors="backslashreplace"))  # not all are UTF-8
         unreadable[name] = reason(error)
-        if self.on_error == "raise":
+        if self.options.on_error == "raise":
             advice = "repair or delete the file, or skip such images with --config.data.on_error=skip"
             if root := getattr(self.examples, "root", None):
                 advice += f"; mixedres check {shlex.quote(str(root))} lists all such files"
@@ -92,62 +97,8 @@ class ImageReader:
         image, label = self.examples[index]
         if not 0 <= label < self.num_classes:
             raise ValueError(f"label {label} is not in 0 to {self.num_classes - 1}")
-        return image, label, decoding.read_header(image, apply_exif=self.apply_exif, max_pixels=self.max_pixels)
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainChunks:
-    """Endless sequence of training chunks, of up to 32 consecutive rows of a batch each; `rows` are this host's."""
-
-    reader: ImageReader
-    batch_size: int
-    rows: range
-    first_step: int
-    seed: int
-    flip: bool
-
-    def __len__(self) -> int:
-        return ENDLESS
-
-    def __getitem__(self, number: int) -> Chunk:
-        steps, rows = _rows_of_chunk(number, self.rows)
-        step = self.first_step + steps
-        total = len(self.reader.examples)
-        epoch, place = divmod(step, total // self.batch_size)
-        order = epoch_order(total, self.seed, epoch)
-        images = np.empty((len(rows), *self.reader.shape), self.reader.preprocessing.squares.dtype)
-        labels = np.empty(len(rows), np.int32)
-        unreadable: dict[str, str] = {}
-        for slot, row in enumerate(rows):
-            rng = np.random.Generator(np.random.Philox(key=_key(self.seed), counter=[0, 0, row, step]))
-            index = int(order[place * self.batch_size + row])
-            labels[slot] = self._one(index, rng, images[slot], unreadable)
-        return {"image": images, "label": labels, "unreadable": unreadable}
-
-    def _one(self, index: int, rng: np.random.Generator, out: np.ndarray, unreadable: dict[str, str]) -> int:
-        """Writes image `index` into `out`, or the next readable image if `on_error` is 'skip'; returns the label."""
-        total = len(self.reader.examples)
-        attempts = min(total, 100)
-        for attempt in range(attempts):
-            candidate = (index + attempt) % total
-            try:
-                return self.reader.read_random(candidate, rng, self.flip, out)
-            except (ValueError, OSError) as error:
-                last = self.reader.refuse(candidate, error, unreadable)
-        raise DataError(f"{attempts} images in a row cannot be used, from example {index} on; the last: {last}")
-
-
-@functools.lru_cache(maxsize=8)
-def _key(seed: int) -> np.ndarray:
-    """Returns a Philox key that differs from the seeds of the permutations."""
-    return np.random.SeedSequence((seed, 1)).generate_state(2, np.uint64)
-
-
-def _rows_of_chunk(number: int, rows: range) -> tuple[int, range]:
-    """Returns the batch of chunk `number`, counted from 0, and the rows of the global batch in the chunk."""
-    cv2.setNumThreads(0)  # every image has a thread of ours already; set here, in the process that decodes
-    batch, part = divmod(number, chunks_per_batch(len(rows)))
-    return batch, rows[part * CHUNK : (part + 1) * CHUNK]
+        most = decoding.most_pixels(self.options.max_pixels)
+        return image, label, decoding.read_header(image, apply_exif=self.apply_exif, max_pixels=most)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,18 +113,54 @@ class EvalChunks:
         return -(-len(self.reader.examples) // self.batch_size) * chunks_per_batch(len(self.rows))
 
     def __getitem__(self, number: int) -> Chunk:
-        batch, rows = _rows_of_chunk(number, self.rows)
-        images = np.zeros((len(rows), *self.reader.shape), self.reader.preprocessing.squares.dtype)
-        labels = np.zeros(len(rows), np.int32)
-        mask = np.zeros(len(rows), bool)
+        cv2.setNumThreads(0)  # every image has a thread of ours already; set here, in the process that decodes
+        batch, part = divmod(number, chunks_per_batch(len(self.rows)))
+        rows = self.rows[part * CHUNK : (part + 1) * CHUNK]
+        images, labels, mask = self.reader.zeros(len(rows)), np.zeros(len(rows), np.int32), np.zeros(len(rows), bool)
         unreadable: dict[str, str] = {}
         for slot, row in enumerate(rows):
-            index = batch * self.batch_size + row
-            if index >= len(self.reader.examples):
-                break
+            label = self._read(batch, row, images[slot], unreadable)
+            if label is not None:
+                labels[slot], mask[slot] = label, True
+        return {"image": images, "label": labels, "mask": mask, "unreadable": unreadable}
+
+    def _read(self, batch: int, row: int, out: np.ndarray, unreadable: dict[str, str]) -> int | None:
+        """Writes the image of a row of the global batch into `out`; returns its label, or None if there is no image."""
+        index = batch * self.batch_size + row
+        if index < len(self.reader.examples):
             try:
-                labels[slot] = self.reader.read_central(index, images[slot])
-                mask[slot] = True
+                return self.reader.read_central(index, out)
             except (ValueError, OSError) as error:
                 self.reader.refuse(index, error, unreadable)
-        return {"image": images, "label": labels, "mask": mask, "unreadable": unreadable}
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainChunks(EvalChunks):
+    """Endless sequence of training chunks."""
+
+    first_step: int
+    seed: int
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def _read(self, batch: int, row: int, out: np.ndarray, unreadable: dict[str, str]) -> int:
+        """Writes the image of a row, or the next readable image if `on_error` is 'skip'; returns the label."""
+        step, total = self.first_step + batch, len(self.reader.examples)
+        index = int(examples_of_step(total, self.batch_size, self.seed, step)[row])
+        rng = np.random.Generator(np.random.Philox(key=_key(self.seed), counter=[0, 0, row, step]))
+        attempts = min(total, 100)
+        for attempt in range(attempts):
+            candidate = (index + attempt) % total
+            try:
+                return self.reader.read_random(candidate, rng, out)
+            except (ValueError, OSError) as error:
+                last = self.reader.refuse(candidate, error, unreadable)
+        raise DataError(f"{attempts} images in a row cannot be used, from example {index} on; the last: {last}")
+
+
+@functools.lru_cache(maxsize=8)
+def _key(seed: int) -> np.ndarray:
+    """Returns a Philox key that differs from the seeds of the permutations."""
+    return np.random.SeedSequence((seed, 1)).generate_state(2, np.uint64)

@@ -186,10 +186,6 @@ def decode_image(
         return pixels
 
 
-def _is_tiff(data: bytes) -> bool:
-    return data[:2] in (b"II", b"MM")  # no other format that is allowed begins so
-
-
 def _memory(size: int) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if size < _SMALL else _MEMORY.reserve(size)
 
@@ -202,7 +198,7 @@ def _turned(image: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _read_orientation(data: bytes) -> int:
-    if _is_tiff(data):  # Pillow turns it upright
+    if data[:2] in (b"II", b"MM"):  # a TIFF, as no other format here begins so; Pillow turns it upright
         return 1
     # Most images have no EXIF data, and asking Pillow costs much more than this search.
     if not any(mark in data for mark in (b"Exif\0\0", b"eXIf", b"EXIF")):  # JPEG, PNG, WebP

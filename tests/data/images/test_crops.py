@@ -60,6 +60,9 @@ def test_stopping_early_leaves_no_thread(tmp_path):
 def test_input_spec_survives_json():
     for spec in (InputSpec((8, 8, 1)), data.get_preprocessing("official").input_spec(224)):
         assert InputSpec.from_json(spec.to_json()) == spec
+    # What float() takes becomes numbers, with which others can be compared.
+    words = {"shape": ["32", "32", "3"], "mean": ["1.5"] * 3, "std": ["2"] * 3, "crop_pct": 1.0, "resize": "area"}
+    assert InputSpec.from_json(words) == InputSpec((32, 32, 3), (1.5,) * 3, (2.0,) * 3)
 
 
 WRONG = {"shape": [(0, 0, 3)], "std": [None, (1.0, 0.0, 1.0)], "mean": [(1.0,), (float("nan"),) * 3]}

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from mixedres._internal.errors import DataError
-from mixedres.data import Dataset, Example, Prefetch, get_preprocessing, load
-from mixedres.data.images import chunks, loader
+from mixedres.data import Dataset, Example, Options, Prefetch, load
+from mixedres.data.images import chunks
+from mixedres.data.images.loader import Loader
 from tests.data import batch_cases as cases
 from tests.data import made
 from tests.data.batch_cases import same, take
@@ -62,7 +63,7 @@ def test_every_epoch_is_a_permutation(root):
         batch["image"][:] = 0  # it is the receiver's
 
 
-@pytest.mark.parametrize(("threads", "chunk"), [(1, 32), (3, 32), (16, 32), (None, 32), (2, 1), (2, 5), (2, 100)])
+@pytest.mark.parametrize(("threads", "chunk"), [(1, 32), (16, 32), (None, 5), (2, 1), (2, 100)])
 def test_batches_do_not_depend_on_threads_or_chunks(root, monkeypatch, threads, chunk):
     source = opened(root, threads=2)
     train, test = take(source, 40, 5, seed=3), list(source.eval_batches(9))
@@ -81,10 +82,10 @@ def test_rows_steps_and_seeds_are_cropped_independently(tmp_path):
     assert len({image.tobytes() for batch in batches for image in batch["image"]}) > 155
 
 
-@pytest.mark.parametrize("batch_size", [8, 40])
-def test_run_continues_at_any_step(root, batch_size):
-    # Within an epoch, at its edges, and an epoch later.
-    cases.check_continuation(opened(root), batch_size, 10, (1, 3, 6, 7, 9), again=opened(root, threads=3))
+@pytest.mark.parametrize(("batch_size", "firsts"), [(8, (1, 6, 9)), (40, (1, 2))])
+def test_run_continues_at_any_step(root, batch_size, firsts):
+    # Within an epoch, at its edge, and an epoch later.
+    cases.check_continuation(opened(root), batch_size, firsts[-1] + 1, firsts, again=opened(root, threads=3))
 
 
 @pytest.mark.parametrize(("hosts", "batch_size"), [(2, 40), (4, 8)])
@@ -92,7 +93,7 @@ def test_hosts_have_the_rows_of_the_global_batch(root, hosts, batch_size):
     cases.check_hosts(opened(root), batch_size, hosts, firsts=(2,))
 
 
-@pytest.mark.parametrize("batch_size", [1, 8, 40])
+@pytest.mark.parametrize("batch_size", [8, 40])
 def test_evaluation_sees_every_image_once_in_order(root, batch_size):
     images, found = cases.evaluated(opened(root), batch_size)
     np.testing.assert_array_equal(ids(images, TEST), range(TEST))
@@ -130,7 +131,7 @@ def test_evaluation_shows_the_middle_of_the_upright_image(photos, family):
 
 
 def test_flip_option_changes_only_flips(photos):
-    plain, flipped = (take(opened(photos, flip=flip, image_size=24), 2, 60) for flip in (False, True))
+    plain, flipped = (take(opened(photos, flip=flip, image_size=8), 2, 60) for flip in (False, True))
     mirrored = []
     for a, b in zip(plain, flipped, strict=True):
         np.testing.assert_array_equal(a["label"], b["label"])
@@ -146,7 +147,7 @@ def test_gray_images_have_one_channel():
     part = made.Part(Example(made.encoded(photo, "PNG"), index) for index, photo in enumerate(photos))
     names = tuple("abcdef")
     data_set = Dataset(part, part, names, channels=1)
-    source = loader.Loader(data_set, 28, get_preprocessing("torch"), 6)
+    source = Loader(data_set, Options(6, image_size=28))
     assert source.image_shape == (28, 28, 1) and source.class_names == names
     assert source.mean == (pytest.approx(114.495),) and source.std == (pytest.approx(57.63),)
     [batch] = source.eval_batches(6)

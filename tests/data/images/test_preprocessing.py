@@ -1,5 +1,6 @@
 """Crops: where they may lie, how they are drawn, and what becomes of their pixels."""
 
+import dataclasses
 import functools
 import math
 
@@ -16,7 +17,7 @@ from mixedres.data.images import decoding, squares
 from tests.data import made
 
 Box, central_crop = mixedres_data.geometry.Box, mixedres_data.geometry.central_crop
-CROPS = {name: get_preprocessing(name).crop for name in ("torch", "official", "official_fast")}
+CROPS = {name: get_preprocessing(name).crop for name in ("torch", "official")}
 # Ordinary ones and such as a strip of a panorama.
 SIDE = st.one_of(st.integers(4, 600), st.integers(4, 12), st.integers(600, 5000))
 
@@ -30,18 +31,16 @@ def inside(box, height, width):
     )
 
 
-@pytest.mark.parametrize("family", CROPS)
+@pytest.mark.parametrize("family", ["torch", "official"])
 @given(height=SIDE, width=SIDE, seed=st.integers(0, 2**32))
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_crops_lie_within_the_image(family, height, width, seed):
-    rng = np.random.default_rng(seed)
-    for _ in range(5):
-        box = CROPS[family](rng, height, width)
-        assert inside(box, height, width), box
+    box = CROPS[family](np.random.default_rng(seed), height, width)
+    assert inside(box, height, width), box
 
 
 @given(height=SIDE, width=SIDE)
-@settings(max_examples=200)
+@settings(max_examples=50)
 def test_central_crop_is_a_square_in_the_middle(height, width):
     box = central_crop(height, width)
     assert inside(box, height, width) and box.height == box.width
@@ -80,24 +79,24 @@ def far_apart(a, b):
     return np.abs(at[0] - at[1]).max() * math.sqrt(len(a) * len(b) / (len(a) + len(b)))
 
 
-@pytest.mark.parametrize(("height", "width"), [(375, 500), (224, 224), (500, 200), (90, 640)])
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 200), (90, 640)])
 def test_crops_of_torch_are_distributed_like_torchvisions(height, width):
-    ours, theirs = drawn(CROPS["torch"], height, width, 4000), drawn(torchvision, height, width, 8000, seed=1)
+    ours, theirs = drawn(CROPS["torch"], height, width, 2000), drawn(torchvision, height, width, 4000, seed=1)
     for place in range(4):
         assert far_apart(ours[:, place], theirs[:, place]) < 2.2, Box._fields[place]
     assert far_apart(ours[:, 2] * ours[:, 3], theirs[:, 2] * theirs[:, 3]) < 2.2
     assert far_apart(ours[:, 2] / ours[:, 3], theirs[:, 2] / theirs[:, 3]) < 2.2
     # The measure tells other distributions from this one.
-    assert far_apart(ours[:, 2], drawn(CROPS["official"], height, width, 4000)[:, 2]) > 4
+    assert far_apart(ours[:, 2], drawn(CROPS["official"], height, width, 2000)[:, 2]) > 3
 
 
 def test_crops_have_the_smallest_area_that_was_asked_for():
     """Without a limit of the ratio, areas would be uniform from a half to one: a mean of 0.75."""
     crop = get_preprocessing("torch", 0.5).crop
-    found = drawn(crop, 1000, 1000, 4000)
+    found = drawn(crop, 1000, 1000, 2000)
     areas = found[:, 2] * found[:, 3] / 1e6
     assert 0.495 < areas.min() < 0.51 and areas.max() > 0.95
-    theirs = drawn(functools.partial(torchvision, smallest=0.5), 1000, 1000, 4000, seed=1)
+    theirs = drawn(functools.partial(torchvision, smallest=0.5), 1000, 1000, 2000, seed=1)
     assert far_apart(areas, theirs[:, 2] * theirs[:, 3] / 1e6) < 2.2
 
 
@@ -121,13 +120,13 @@ TENSORFLOW = {
 
 @pytest.mark.parametrize("size", TENSORFLOW, ids=str)
 def test_official_crop_is_drawn_as_tensorflow_draws_it(size):
-    (height, width), draws = size, 20_000
+    (height, width), draws = size, 5_000
     boxes = drawn(CROPS["official"], height, width, draws)
     y, x, h, w = boxes.T
     found = [h * w / (height * width), w / h, h / height, y / height, x / width]
     for ours, theirs in zip(found, TENSORFLOW[size], strict=True):
         # Both means have a standard error; four of their difference are passed once in 16,000 times.
-        assert abs(ours.mean() - theirs) < 4 * ours.std() * np.sqrt(2 / draws)
+        assert abs(ours.mean() - theirs) < 4 * ours.std() * np.sqrt(1 / draws + 1 / 20_000)
     # Every place is drawn equally often, and the last one never where there is another.
     rng = np.random.default_rng(1)
     for start, room in zip((y, x), (height - h, width - w), strict=True):
@@ -175,6 +174,13 @@ def test_mirrored_image_equals_the_flipped_pixels(interpolation, channels, kind)
         assert not np.array_equal(mirrored, plain)
 
 
+@functools.cache
+def large_photo():
+    """Pixels, and files that hold them."""
+    pixels = made.photo(320, 400, seed=1)
+    return pixels, made.encoded(pixels, quality=95, subsampling=0), made.encoded(pixels, "PNG")
+
+
 @pytest.fixture
 def shrinks(monkeypatch):
     """Every `shrink` that was asked of the decoder."""
@@ -201,8 +207,8 @@ def shrinks(monkeypatch):
     ],
 )
 def test_large_crops_decoded_smaller_look_the_same(box, size, shrink, shrinks):
-    pixels = made.photo(320, 400, seed=1)
-    for data in (made.encoded(pixels, quality=95, subsampling=0), made.encoded(pixels, "PNG")):
+    pixels, *files = large_photo()
+    for data in files:
         for interpolation, reference in ((cv2.INTER_LINEAR, made.bilinear), (cv2.INTER_AREA, made.average)):
             found = cut(data, box, size, interpolation)
             assert made.psnr(found, reference(part_of(pixels, box), size)) > 30
@@ -223,14 +229,7 @@ def test_crop_box_refers_to_the_upright_image(orientation, box, size):
         np.testing.assert_allclose(exact, expected, rtol=0, atol=1e-3)
 
 
-def test_published_numbers():
-    official, torch = get_preprocessing("official"), get_preprocessing("torch")
-    assert official.normalization(3) == ((123.68, 116.78, 103.94), (1.0, 1.0, 1.0))
-    assert torch.mean == pytest.approx([255 * x for x in (0.485, 0.456, 0.406)], abs=1e-9)
-    assert torch.std == pytest.approx([255 * x for x in (0.229, 0.224, 0.225)], abs=1e-9)
-    mean, std = torch.normalization(1)
-    assert mean == pytest.approx([255 * 1.347 / 3]) and std == pytest.approx([255 * 0.678 / 3])
-    assert official.normalization(4) == ((114.8,) * 4, (1.0,) * 4)
-    fast = get_preprocessing("official_fast")
-    assert (fast.crop, fast.mean, fast.std) == (official.crop, official.mean, official.std)
-    assert [family.squares.dtype for family in (official, fast, torch)] == [np.float32, np.uint8, np.uint8]
+def test_fast_preprocessing_differs_from_official_in_the_pixels_alone():
+    fast, official = get_preprocessing("official_fast"), get_preprocessing("official")
+    assert dataclasses.replace(fast, name="official", resize="official") == official
+    assert (official.squares.dtype, fast.squares.dtype) == (np.float32, np.uint8)

@@ -103,9 +103,9 @@ def both(name, shape, dtype, seed=0, use_onednn=False):
 @pytest.mark.parametrize(
     ("name", "shape", "dtype", "tolerance"),
     [
-        *((name, "map", "float64", 1e-12) for name in FUNCTIONS),
-        *((name, "vector", "float64", 1e-12) for name in ("norm_relu", "norms_add_relu")),
-        ("norm_relu_pool", "large", "float32", 5e-5),
+        *((name, "map", "float64", 1e-12) for name in ("norm_relu", "norm_relu_pool", "norm_add_relu")),
+        ("norms_add_relu", "vector", "float64", 1e-12),
+        pytest.param("norms_add_relu", "map", "float64", 1e-12, marks=pytest.mark.slow),
         *(pytest.param(name, "large", "float32", 5e-5, marks=pytest.mark.slow) for name in FUNCTIONS),
     ],
 )
@@ -113,9 +113,8 @@ def test_values_statistics_and_gradients(name, shape, dtype, tolerance):
     check_all(both(name, SHAPES[shape], dtype), dtype, tolerance)
 
 
-@pytest.mark.parametrize("name", ["norm_relu_pool", "norms_add_relu"])
-def test_sums_in_one_stage_give_the_same_numbers(name):
-    check_all(both(name, SHAPES["map"], "float64", use_onednn=True), "float64", 1e-12)
+def test_sums_in_one_stage_give_the_same_numbers():
+    check_all(both("norms_add_relu", SHAPES["map"], "float64", use_onednn=True), "float64", 1e-12)
 
 
 def check_all(found, dtype, tolerance):
@@ -125,11 +124,11 @@ def check_all(found, dtype, tolerance):
         assert relative(a, b) <= tolerance
 
 
-# With all that norm_relu is made of.
 @pytest.mark.parametrize(
     ("name", "half", "use_onednn"),
     [
-        ("norm_relu_pool", jnp.float16, False),
+        ("norm_relu", jnp.float16, False),
+        pytest.param("norm_relu_pool", jnp.float16, False, marks=pytest.mark.slow),
         ("norm_add_relu", jnp.bfloat16, True),
         ("norms_add_relu", jnp.float16, False),
     ],
@@ -165,8 +164,9 @@ def test_sum_and_shortcut_may_have_other_dtypes():
     assert [g.dtype for g in jax.eval_shape(pull_back, out)] == [jnp.bfloat16, *[jnp.float32] * 3]
 
 
-# With all that the other two are made of.
-@pytest.mark.parametrize("name", ["norm_relu_pool", pytest.param("norms_add_relu", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["norm_relu", *(pytest.param(n, marks=pytest.mark.slow) for n in ("norm_relu_pool", "norms_add_relu"))]
+)
 def test_gradient_of_a_gradient(name):
     fast, plain, kinds = FUNCTIONS[name]
     with jax.enable_x64(True):
@@ -184,16 +184,14 @@ def test_gradient_of_a_gradient(name):
             assert relative(a, b) <= 1e-10
 
 
-# All with synchronized statistics; statistics per device, and types that do not tell what varies, once for one map and
-# once for two.
+# Synchronized statistics, and statistics per device with types that do not tell what varies.
 @pytest.mark.parametrize(
     ("name", "sync", "checked"),
     [
-        ("norm_relu_pool", True, True),
+        ("norm_relu", True, True),
         ("norms_add_relu", False, False),
-        ("norm_add_relu", True, False),
-        *(pytest.param(name, True, True, marks=pytest.mark.slow) for name in FUNCTIONS if name != "norm_relu_pool"),
-        pytest.param("norm_relu_pool", False, False, marks=pytest.mark.slow),
+        pytest.param("norm_add_relu", True, False, marks=pytest.mark.slow),
+        *(pytest.param(name, True, True, marks=pytest.mark.slow) for name in FUNCTIONS if name != "norm_relu"),
     ],
 )
 def test_fused_norms_over_devices_equal_plain_norms(name, sync, checked):
