@@ -17,7 +17,7 @@ from mixedres import predict as networks
 from mixedres._internal import registry
 from mixedres._internal.cli.progress import ImageProgress
 from mixedres._internal.cli.python_words import in_python, speaks_python
-from mixedres._internal.errors import ConfigError, WeightsError, config_errors
+from mixedres._internal.errors import ConfigError, WeightsError, config_errors, one_line
 from mixedres._internal.files import expanded, parse_json, read_regular, split_checkpoint
 from mixedres._internal.processes import SINGLE, SingleProcess
 from mixedres._internal.types import Record, Variables
@@ -257,7 +257,13 @@ def on_results(directory: pathlib.Path) -> train.OnResults:
     """Returns what `mixedres.train.fit` and `evaluate` call with the results: all functions of `registry.RESULTS`."""
 
     def tell(experiment: train.Experiment, results: data.ImageResults) -> str:
-        return "; ".join(filter(None, (made(directory, experiment, results) for made in registry.RESULTS.values())))
+        words = []
+        for name, made in registry.RESULTS.items():
+            try:
+                words.append(made(directory, experiment, results))
+            except Exception as error:  # the run is saved by now, and stays so
+                words.append(f"warning: no {name} ({one_line(error)})")
+        return "; ".join(filter(None, words))
 
     return tell
 

@@ -46,9 +46,9 @@ COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
 # Most lines of each unit, of JavaScript, of tests and of experiments. A number falls with every change that makes room,
 # and rises only by a commit that says what was worth it.
 LINES = {
-    "_internal": 2626,
+    "_internal": 2667,
     "amp": 3634,
-    "checkpoints": 1904,
+    "checkpoints": 1949,
     "config": 834,
     "data": 3091,
     "doctor": 368,
@@ -56,16 +56,16 @@ LINES = {
     "numerics": 4481,
     "precision": 1159,
     "predict": 590,
-    "train": 3950,
-    "": 681,
+    "train": 3952,
+    "": 687,
     "export": 590,
     "hosts": 494,
-    "original": 1134,
+    "original": 1157,
     "other_libraries": 341,
     "photographs": 1131,
     "trackers": 212,
     "javascript": 632,
-    "tests": 28498,
+    "tests": 28591,
     "experiments": 6812,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.

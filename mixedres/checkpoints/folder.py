@@ -27,6 +27,7 @@ from mixedres._internal.files import (
     LARGEST_JSON,
     open_regular,
     parse_json,
+    read_json,
     read_object,
     read_regular,
     to_disk,
@@ -164,6 +165,17 @@ class Opened(contextlib.AbstractContextManager["Opened"]):
         if self._sizes[name] > LARGEST_JSON:
             raise OSError(f"{name} has {self._sizes[name]:,} bytes, more than {LARGEST_JSON:,}")
         return os.pread(self._opened[name].fileno(), LARGEST_JSON, 0)
+
+
+def written(path: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files that a run wrote into the folder of a checkpoint, whole or not, by their names."""
+    item = path / _ORBAX
+    if ".orbax-checkpoint-tmp" in path.name:  # which no other program makes
+        return [pathlib.Path(place, name) for place, _, files in os.walk(path) for name in files]
+    sums = read_json(item / CHECKSUMS)
+    named = [name for name in (sums if isinstance(sums, dict) else ()) if ".." not in pathlib.PurePath(name).parts]
+    files = [path / name for name in (STATE, RECORD, CHECKSUMS, f"{CHECKSUMS}.part", "_CHECKPOINT_METADATA", _ENDED)]
+    return files + [item / name.lstrip("/") for name in (*named, CHECKSUMS, _ENDED)]
 
 
 class Shape(NamedTuple):

@@ -7,9 +7,10 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from mixedres._internal.errors import ConfigError
+from mixedres._internal.cli import console
+from mixedres._internal.errors import ConfigError, listed
 from mixedres._internal.files import as_json, lock, nearest_existing, read_json, write_json
 from mixedres._internal.formats import stamped
 from mixedres._internal.types import Record
@@ -198,6 +199,11 @@ class RunDirectory(RecordedRun):
             if path.is_symlink() or (os.path.lexists(path) and not path.is_dir()):
                 kind = "a link, which is not followed" if path.is_symlink() else "no directory of a run"
                 raise ConfigError(f"{path} is {kind}, so nothing was removed; move it away, or name another --workdir")
+        for path in self._checkpoints():
+            files = {pathlib.Path(place, name) for place, _, inside in os.walk(path) for name in inside}
+            if others := sorted(files - set(folder.written(path))):
+                away = "move it away, or name another --workdir"
+                raise ConfigError(f"{others[0]} is of no run, so nothing was removed; {away}")
 
     def _checkpoints(self) -> list[pathlib.Path]:
         directory = self.path / CHECKPOINTS
@@ -206,26 +212,49 @@ class RunDirectory(RecordedRun):
         return [path for path in directory.iterdir() if _CHECKPOINT.fullmatch(path.name)]
 
     def _remove_run(self) -> None:
-        """Removes the files of a run and the numbered directories of its checkpoints.
+        """Removes what the run wrote, and prints what is left: the config last, for a kill in between."""
+        self._remove_steps_and_traces()
+        for path in self._checkpoints():
+            _remove(path, folder.written(path))
+        _remove_if_empty(self.path / CHECKPOINTS)
+        for path in (*self.path.glob(names.EVENTS), *(self.path / f"{name}.part" for name in _FILES)):
+            _unlink(path)
+        for name in _FILES:
+            _unlink(self.path / name)
+        if left := sorted({path.name for path in self.path.iterdir()} - {LOCK}):
+            console.say(f"note: --clean leaves what no run wrote: {listed(left, 5)}")
 
-        The config is removed last: after a kill in between, the rest is still a run, which can be removed.
-        """
-        for name in (*names.NONFINITE, names.WANDB):
-            shutil.rmtree(self.path / name, ignore_errors=True)
+    def _remove_steps_and_traces(self) -> None:
+        """Removes steps that were not finite, files of Weights & Biases, and traces."""
+        for name in names.NONFINITE:
+            _remove(self.path / name, [self.path / name / file for file in names.STEP_FILES])
+        known = read_json(self.path / names.WANDB_ID)
+        if isinstance(known, dict) and re.fullmatch(r"\w+", str(known.get("id"))):
+            for path in (self.path / names.WANDB).glob(f"*run-*-{known['id']}"):
+                shutil.rmtree(path)
+            for path in (self.path / names.WANDB).iterdir() if (self.path / names.WANDB).is_dir() else ():
+                if path.is_symlink() and not path.exists():  # to the newest run
+                    path.unlink()
+        _remove_if_empty(self.path / names.WANDB)
         profile = self.path / names.PROFILE
         for path in profile.glob(names.TRACES):
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
+                _remove(path, [file for pattern in names.TRACE_FILES for file in path.glob(pattern)])
         for path in (profile / names.TRACES).parents[:3]:  # the folders of the traces, unless they hold more
             _remove_if_empty(path)
-        for path in self._checkpoints():
-            shutil.rmtree(path)
-        _remove_if_empty(self.path / CHECKPOINTS)
-        events = [path for path in self.path.glob(names.EVENTS) if path.is_file()]
-        partial = [self.path / f"{name}.part" for name in _FILES]
-        for path in (*events, *partial, *(self.path / name for name in _FILES)):
-            if path.is_symlink() or path.is_file():
-                path.unlink()
+
+
+def _remove(directory: pathlib.Path, files: Iterable[pathlib.Path]) -> None:
+    """Removes files in a directory, and then the directories below and the directory itself if they are empty."""
+    for path in files:
+        _unlink(path)
+    for place, _, _ in os.walk(directory, topdown=False):
+        _remove_if_empty(pathlib.Path(place))
+
+
+def _unlink(path: pathlib.Path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink()
 
 
 def _update(path: pathlib.Path, content: Record) -> None:

@@ -25,13 +25,17 @@ CONFIG, DATA, CHECKPOINTS = "config.json", "data.json", "checkpoints"
 METRICS, SUMMARY, ERRORS, LOCK = "metrics.jsonl", "summary.json", "errors.html", ".lock"
 # Directory of a step that was not finite, and its name while it is written.
 NONFINITE = ("nonfinite", ".nonfinite")
-# The document in that directory.
+# The document in that directory, and all of its files.
 STEP = "nonfinite.json"
-EVENTS = "events.out.tfevents.*"
+STEP_FILES = (STEP, f"{STEP}.part", "state.npz", "batch.npz")
+# Events of TensorBoard, whose names other programs do not give: they end in neither.
+EVENTS = "events.out.tfevents.*.mixedres"
 # Identity of the run at Weights & Biases, and the directory of wandb's files.
 WANDB_ID, WANDB = "wandb.json", "wandb"
 # Directory of traces, and a trace in it by its first step. TensorBoard reads traces from plugins/profile alone.
 PROFILE, TRACES = "profile", "plugins/profile/from_step_*"
+# Files of a trace.
+TRACE_FILES = ("*.xplane.pb", "*.trace.json.gz", "perfetto_trace.json.gz")
 # Keys that identify a config.json as a run's; other programs write files of this name too.
 _MARKS = {"precision.name", "optimizer.decay_mask"}
 _RESUME = {key.path: key.resume for key in KEYS}

@@ -23,6 +23,9 @@ from mixedres.data import Example, hash_of_sizes
 HEADER_BYTES = 12  # u64 length, u32 masked CRC-32C of the length
 FOOTER_BYTES = 4  # u32 masked CRC-32C of the data
 
+# Largest record: more than a photograph takes.
+_MOST_BYTES = 2**28
+
 _LENGTH, _CRC = struct.Struct("<Q"), struct.Struct("<I")
 
 
@@ -164,6 +167,8 @@ class TFRecordFiles:
     def __getitem__(self, index: int) -> bytes:
         path = self._paths[self._file[index]]
         offset, length = (int(x) for x in self._span[index])
+        if length > _MOST_BYTES:
+            raise ValueError(f"record {index} in {path} has {length:,} bytes, more than {_MOST_BYTES:,}")
         data = os.pread(_descriptor(path), length + FOOTER_BYTES, offset)
         if len(data) < length + FOOTER_BYTES:
             raise ValueError(f"{path} ends within record {index}")

@@ -3,9 +3,11 @@
 TensorFlow's formats are read with TensorFlow, and Keras' formats with h5py.
 """
 
+import math
 import pathlib
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -149,3 +151,19 @@ def _check_stored(datasets: Mapping[str, "h5py.Dataset"]) -> None:
         # Deflate makes at most 1032 bytes of one; a fill value stands for any number of them.
         if item.external or item.is_virtual or count > 1032 * item.id.get_storage_size() or size > _MOST_BYTES:
             raise ValueError(f"{name} lies in other files, or is larger than the weights of a network")
+        if item.chunks is not None:
+            _check_chunks(name, item)
+
+
+def _check_chunks(name: str, item: "h5py.Dataset") -> None:
+    """Raises ValueError if a part of a data set unpacks to more bytes than it states, which HDF5 finds too late."""
+    most = math.prod(item.chunks) * item.dtype.itemsize
+    if any(part > max(1, side) for part, side in zip(item.chunks, item.shape, strict=True)):
+        raise ValueError(f"{name} lies in parts that are larger than the data set")
+    filters = [item.id.get_create_plist().get_filter(i)[0] for i in range(item.id.get_create_plist().get_nfilters())]
+    if not set(filters) <= {1, 2, 3}:  # deflate, shuffle, a checksum
+        raise ValueError(f"{name} is compressed by another filter than gzip")
+    for index in range(item.id.get_num_chunks() if 1 in filters else 0):
+        _, packed = item.id.read_direct_chunk(item.id.get_chunk_info(index).chunk_offset)
+        if len(zlib.decompressobj().decompress(packed, most + 16)) > most + 8:
+            raise ValueError(f"{name} has a part that unpacks to more than {most:,} bytes")

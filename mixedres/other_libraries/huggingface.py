@@ -57,7 +57,7 @@ def _refuse_others(config: Record, table: Mapping[str, tuple[Json, ...]], path: 
     """Raises ValueError for a key with another value than the table has."""
     for key, allowed in table.items():
         value = config.get(key, allowed[0])
-        close = isinstance(value, float) and abs(value - allowed[0]) < 1e-6
+        close = isinstance(value, float) and isinstance(allowed[0], float) and abs(value - allowed[0]) < 1e-6
         if value not in allowed and not close:
             raise ValueError(f"{path}: {key} is {value!r}, and mixedres computes {' or '.join(map(repr, allowed))}")
 

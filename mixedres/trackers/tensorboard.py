@@ -48,7 +48,7 @@ class TensorBoard:
             purge_step=first_step + 1,  # TensorBoard drops later points: those that were lost with an earlier process
             max_queue=0,  # no limit, so that the loop never waits for the disk
             flush_secs=10,
-            filename_suffix=f".{os.getpid()}.{next(_COUNT)}",
+            filename_suffix=f".{os.getpid()}.{next(_COUNT)}.mixedres",
         )
 
     def write(self, step: int, kind: str, values: Mapping[str, float | None]) -> None:

@@ -12,6 +12,7 @@ from mixedres._internal import files
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.formats import stamped
 from mixedres.checkpoints import RecordedRun, RunDirectory, workdir
+from tests.data import made
 from tests.train import run_cases
 from tests.train.run_cases import build
 
@@ -103,23 +104,39 @@ def test_changed_config_and_a_grown_batch_are_listed(tmp_path):
         RunDirectory(tmp_path / "run").claim(build(config).resolved, clean=False)
 
 
-def test_clean_removes_only_files_of_a_run(tmp_path):
+# Beside a run, or in a folder of its own: what it wrote, and what other programs and people wrote.
+OWN = [
+    *("summary.json", "metrics.jsonl", "summary.json.part", "errors.html", "events.out.tfevents.1.host.7.0.mixedres"),
+    *("checkpoints/12/state.safetensors", "checkpoints/12/record.json", "checkpoints/12/checksums.json"),
+    *("checkpoints/13.tmp/state.safetensors", "checkpoints/damaged-4/record.json", "nonfinite/nonfinite.json"),
+    *("nonfinite/state.npz", ".nonfinite/batch.npz", "wandb/offline-run-20261129_1-abc123/run-abc123.wandb"),
+    "profile/plugins/profile/from_step_101/host.xplane.pb",
+]
+OTHERS = [
+    *("events.out.tfevents.1.host", "events.out.tfevents.1.host.7.0", "notes.txt", "a.zip.part", "nonfinite/mine.npz"),
+    *("checkpoints/weights of mine/a", "checkpoints/2026-best-of-march/a", "checkpoints/6-copy/a"),
+    *("wandb/run-20261129_1-others1/run.wandb", "wandb/settings", "profile/plugins/profile/a trace of mine/host"),
+    *("profile/plugins/profile/from_step_101/notes.txt", "profile/mine"),
+]
+
+
+def test_clean_removes_only_files_of_a_run(tmp_path, capsys):
     claim(tmp_path)
-    others = ("events.out.tfevents.1.host", "summary.json.part", "notes.txt", "a.zip.part")
-    for name in (workdir.SUMMARY, workdir.METRICS, *others):
-        (tmp_path / name).write_text("x")
-    for name in ("12", "weights of mine", "2026-best-of-march", "6-copy"):
-        (tmp_path / workdir.CHECKPOINTS / name).mkdir(parents=True)
-    for name in ("from_step_101", "a trace of mine"):
-        (tmp_path / workdir.PROFILE / "plugins" / "profile" / name).mkdir(parents=True)
+    made.write_files(tmp_path, dict.fromkeys([*OWN, *OTHERS], b"x") | {"wandb.json": b'{"id": "abc123"}'})
+    (tmp_path / "wandb" / "latest-run").symlink_to("offline-run-20261129_1-abc123")
     claim(tmp_path, clean=True, seed=3)
-    (kept,) = (tmp_path / workdir.PROFILE / "plugins" / "profile").iterdir()
-    assert kept.name == "a trace of mine"
-    kept.rmdir()
-    claim(tmp_path, clean=True, seed=3)
-    assert contents(tmp_path) == {workdir.CONFIG, workdir.LOCK, workdir.CHECKPOINTS, "notes.txt", "a.zip.part"}
-    assert contents(tmp_path / workdir.CHECKPOINTS) == {"2", "weights of mine", "2026-best-of-march", "6-copy"}
+    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if not path.is_dir()}
+    assert left == {*OTHERS, workdir.CONFIG, workdir.LOCK}
+    assert "note: --clean leaves what no run wrote: a.zip.part, checkpoints, events.out" in capsys.readouterr().out
     assert json.loads((tmp_path / workdir.CONFIG).read_text())["seed"] == 3
+
+
+def test_clean_of_a_checkpoint_that_holds_more_removes_nothing(tmp_path):
+    claim(tmp_path)
+    made.write_files(tmp_path, dict.fromkeys([*OWN, "checkpoints/12/mine/a"], b"x"))
+    with pytest.raises(ConfigError, match=r"12/mine/a is of no run, so nothing was removed; move it away"):
+        claim(tmp_path, clean=True, seed=3)
+    assert all((tmp_path / name).exists() for name in OWN)
 
 
 def test_start_killed_at_once_leaves_nothing_in_the_way(tmp_path):

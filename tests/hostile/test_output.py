@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from mixedres._internal.cli import console, progress
-from mixedres.data import Options
+from mixedres.data import Options, get_preprocessing
 from mixedres.data.datasets import folder
 from mixedres.data.images import chunks
 from mixedres.predict import __main__ as predict
@@ -114,7 +114,9 @@ def test_control_characters_in_notes_are_escaped(place):
     (place / "a").mkdir()
     (place / "a" / "b\x1b[31m\nnote: all is well.png").write_text("nothing")
     examples = folder.ImageFolder("images", place, ["a/b\x1b[31m\nnote: all is well.png"], np.zeros(1, np.int32))
-    reader = chunks.ImageReader(examples, Options(1, image_size=8, on_error="skip"), None, 1, 3, False)
+    reader = chunks.ImageReader(
+        examples, Options(1, image_size=8, on_error="skip"), get_preprocessing("torch"), None, 1, 3, False
+    )
     unreadable = {}
     with pytest.raises(ValueError) as caught:
         reader.read_central(0, np.zeros((8, 8, 3), np.uint8))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pathlib
 import stat
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -149,7 +150,7 @@ def _is_whole(program: pathlib.Path) -> bool:
 
 
 class CompilationCounter:
-    """A context that records every program that JAX compiles inside it, in any thread of the process.
+    """A context that records every program that JAX compiles inside it, in the thread that entered it.
 
     Attributes:
       names: names of the compiled functions, such as 'jit(train_step)', in order; programs from the cache count.
@@ -159,6 +160,7 @@ class CompilationCounter:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.from_cache = 0
+        self._thread = threading.get_ident()
 
     def __enter__(self) -> CompilationCounter:
         jax.monitoring.register_event_duration_secs_listener(self._listen)
@@ -175,8 +177,8 @@ class CompilationCounter:
         return names
 
     def _listen(self, event: str, duration_secs: float, **details: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
+        if event == "/jax/core/compile/backend_compile_duration" and threading.get_ident() == self._thread:
             self.names.append(str(details.get("fun_name", "a program")))
 
     def _count(self, event: str, **_: str | int) -> None:
-        self.from_cache += event == "/jax/compilation_cache/cache_hits"
+        self.from_cache += event == "/jax/compilation_cache/cache_hits" and threading.get_ident() == self._thread

@@ -5,20 +5,27 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
 import sys
 import unicodedata
+from collections.abc import Sequence
+from typing import TextIO
 
 # Categories of characters that move the cursor, change colors, or are none; and the classes of those that reorder text.
 _CONTROLS = {"Cc", "Cs", "Zl", "Zp"}
 _REORDERING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
-# Characters of one message; a longer one loses its middle.
-_LONGEST = 2000
+# Characters of one message; a longer one loses its middle. A pipe with room takes 4 kB at once.
+_LONGEST = 1000
+
+
+# Seconds for which a line waits where nobody reads, and the number of lines that were lost there.
+PATIENCE = 5.0
+_lost: dict[int, int] = {}
 
 
 def say(*lines: str) -> None:
-    """Prints lines of a log on stdout, shortened; what cannot be written is lost: no run ends by its log."""
-    with contextlib.suppress(OSError):
-        show(*map(_readable, lines))
+    """Prints lines of a log on stdout, shortened; what cannot be written is lost: no run ends or waits by its log."""
+    _log(sys.stdout, lines)
 
 
 def show(*lines: str) -> None:
@@ -28,9 +35,32 @@ def show(*lines: str) -> None:
 
 def complain(*lines: str) -> None:
     """Prints lines on stderr, as `say` does on stdout."""
+    if sys.stderr is not None:
+        _log(sys.stderr, lines)
+
+
+def _log(stream: TextIO, lines: Sequence[str]) -> None:
     with contextlib.suppress(OSError):
-        if sys.stderr is not None:  # `print` would take stdout
-            print(*map(_readable, lines), sep="\n", file=sys.stderr, flush=True)
+        try:
+            descriptor = stream.fileno()
+        except (OSError, ValueError, AttributeError):  # in memory
+            descriptor = -1
+        for line in map(_readable, lines):
+            if not has_room(descriptor, PATIENCE if not _lost.get(descriptor) else 0):
+                _lost[descriptor] = _lost.get(descriptor, 0) + 1
+                continue
+            if lost := _lost.pop(descriptor, 0):
+                print(f"({lost} lines were lost here, because nobody read them)", file=stream)
+            print(line, file=stream, flush=True)
+
+
+def has_room(descriptor: int, seconds: float) -> bool:
+    """Returns whether a stream takes 4 kB within `seconds`: a full pipe, of which nobody reads, would wait for ever."""
+    if descriptor < 0 or not hasattr(select, "poll"):  # in memory, or on Windows
+        return True
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLOUT)
+    return bool(waiting.poll(1000 * seconds))
 
 
 def is_terminal() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -65,7 +66,7 @@ def take_signals(handler: Callable[[int, FrameType | None], None]) -> Callable[[
     waking = signal.set_wakeup_fd(-1)
     before: dict[signal.Signals, Any] = {}
     for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
+        if signal.getsignal(number) is not signal.SIG_IGN and not _is_of_c(number):
             before[number] = signal.signal(number, handler)
 
     def undo() -> None:
@@ -74,6 +75,13 @@ def take_signals(handler: Callable[[int, FrameType | None], None]) -> Callable[[
         signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
 
     return undo
+
+
+def _is_of_c(number: int) -> bool:
+    """Returns whether code in C handles a signal, such as `faulthandler.register`, of which Python does not know."""
+    found = (ctypes.c_void_p * 64)()  # struct sigaction, which begins with the handler
+    known = signal.getsignal(number) not in (signal.SIG_DFL, None)
+    return not known and ctypes.CDLL(None).sigaction(number, None, found) == 0 and bool(found[0])
 
 
 def end(status: int) -> NoReturn:
@@ -116,11 +124,12 @@ class StopSignal:
         if self.requested is not None and (self.requested not in WARNINGS or number in WARNINGS):
             _say(f"{name} again: stopping at once; the newest checkpoint stands")
             end(128 + number)
-        self.requested, self._since = signal.Signals(number), time.monotonic()
+        self.requested, self._since = signal.Signals(number), time.monotonic()  # before a write, which may wait
         _say(f"{name}: finishing this step and saving; once more to stop at once")
 
 
 def _say(text: str) -> None:
     """Prints without Python's buffers, because the handler may have interrupted a `print`."""
     with contextlib.suppress(OSError):  # a signal may come because the terminal is gone
-        os.write(2, f"\nmixedres: {text}\n".encode())
+        if console.has_room(2, seconds=0):
+            os.write(2, f"\nmixedres: {text}\n".encode())

@@ -30,7 +30,7 @@ from mixedres.train.experiment import Experiment
 from mixedres.train.step import TrainState
 
 DIRECTORY, _PARTIAL = names.NONFINITE
-STATE, BATCH, DOCUMENT = "state.npz", "batch.npz", names.STEP
+DOCUMENT, _, STATE, BATCH = names.STEP_FILES
 # Largest ratio of the bytes in an archive to its size; `save_step` compresses nothing.
 _MOST_UNPACKED = 50
 

@@ -70,7 +70,7 @@ def events(directory):
     """The events of each file, oldest file first."""
     return [
         list(run_cases.events(path))
-        for path in sorted(directory.glob(checkpoints.workdir.EVENTS), key=lambda path: int(path.suffix[1:]))
+        for path in sorted(directory.glob(checkpoints.workdir.EVENTS), key=lambda path: int(path.suffixes[-2][1:]))
     ]
 
 
