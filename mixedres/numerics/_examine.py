@@ -229,10 +229,7 @@ def _check_scalar(result: Array, has_aux: bool) -> None:
 
 
 def module_of(parameter: str, names: Iterable[str]) -> str:
-    """Returns the tap that a parameter belongs to: the longest of `names` that begins its path; '' if there is none.
-
-    A leading 'params' of the path, as in flax's variables, is ignored.
-    """
+    """Returns the longest of `names` that begins the path of a parameter without 'params/'; '' if none does."""
     path = parameter.removeprefix("params/")
     return max((name for name in names if path.startswith(f"{name}/") or path == name), key=len, default="")
 

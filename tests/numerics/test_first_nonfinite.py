@@ -7,7 +7,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from mixedres.numerics import first_nonfinite
-from mixedres.numerics._nonfinite import finding as finding_module
 from tests.arrays import full, ones, zeros
 
 F16 = jnp.float16
@@ -102,7 +101,7 @@ def test_hidden_infinity_is_named(fn, primitive):
 def test_factor_of_a_derivative_is_backward():
     """The derivative of a norm at 0 divides in the forward pass, at a line without a division."""
     origin = first_nonfinite(jax.grad(lambda x: 2 * jnp.linalg.norm(x)), zeros(3)).origin
-    assert origin.array.primitive == "div" and origin.array.direction == finding_module.FACTOR
+    assert origin.array.primitive == "div" and origin.array.direction.startswith("backward (a factor")
     assert "backward (a factor of the derivative, computed in the forward pass): div" in str(origin)
     origin = first_nonfinite(jax.grad(lambda x: jnp.sqrt(jnp.exp(x)).sum()), full(3, 100.0)).origin
     assert (origin.array.primitive, origin.array.direction) == ("exp", "forward")

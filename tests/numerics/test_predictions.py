@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres.numerics.counting import linen, taps
+from mixedres.numerics.counting import tap_modules, taps
 from tests.numerics import cases
 from tests.numerics.cases import F16
 
@@ -30,7 +30,7 @@ def test_real_gradients_stay_finite_up_to_the_largest_safe_scale(name):
 def test_fraction_of_zeros_at_three_scales(name):
     """The zeros in all gradients of activations, within a point; those of the weights where these do not compound."""
     case, report = cases.examined(name)
-    loss = linen.tap_modules(case.loss(F16))
+    loss = tap_modules(case.loss(F16))
     real = jax.jit(taps.tapped_value_and_grad(loss))
     rows = [row for row in report.rows if row.kind == "gradient"]
     size = sum(row.exponents.size for row in rows)

@@ -44,10 +44,9 @@ KEPT = 4096
 
 
 class Value(NamedTuple):
-    """An array, or what a subclass of `Recorder` has for one, and the measured tensor with its elements.
+    """An array, or what a `Recorder` has for one, and the measured tensor with its elements.
 
-    The tensor of integers and constants is None. Integers and booleans have the measured tensors from which they were
-    computed, in `choosers`.
+    Integers and constants have none; integers have in `choosers` the tensors from which they were computed.
     """
 
     array: Any
@@ -159,12 +158,7 @@ class Recorder:
     def run(
         self, jaxpr: Jaxpr, names: Sequence[str], arrays: Sequence[Array]
     ) -> tuple[list[Any], list[Tensor | None], Statistics]:
-        """Compiles and runs a closed jaxpr on the arguments `arrays`, which are called `names`.
-
-        Results are rounded to their dtype after every operation, as the program is written.
-
-        Returns `returned` of the results, the tensors of the results, and the statistics of all arrays.
-        """
+        """Runs a closed jaxpr on named arrays; returns `returned` and tensors of the results, and all statistics."""
         tensors: list[Tensor | None] = []
 
         def measured(*arrays: Array) -> tuple[list[Any], Numbers]:
