@@ -55,7 +55,7 @@ LINES = {
     "predict": 1008,
     "train": 4524,
     "": 667,
-    "javascript": 632,
+    "javascript": 548,
     "tests": 28415,
     "experiments": 6813,
 }
