@@ -50,7 +50,7 @@ LINES = {
     "doctor": 353,
     "export": 608,
     "models": 1871,
-    "numerics": 4262,
+    "numerics": 4239,
     "precision": 1138,
     "predict": 1008,
     "train": 4524,

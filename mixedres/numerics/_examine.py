@@ -216,7 +216,9 @@ def _arrays_by_name(params: Params) -> tuple[dict[str, Any], dict[str, Any]]:
         if is_array(leaf) and is_inexact(leaf)
     }
     if not floats:
-        raise ValueError(f"params contain no floating-point array to differentiate: {_kinds(arrays)}")
+        kinds = {name: jnp.result_type(x) if is_array(x) else type(x).__name__ for name, x in arrays.items()}
+        found = listed([f"{name} is {kind}" for name, kind in kinds.items()], 3) or "none"
+        raise ValueError(f"params contain no floating-point array to differentiate: {found}")
     return arrays, floats
 
 
@@ -260,8 +262,3 @@ def _notes(found: dict[str, Any], dtypes: dict[str, Any], used: Sequence[str], n
             "cannot be seen; use the loss as computed in float32"
         )
     return notes
-
-
-def _kinds(arrays: dict[str, Any]) -> str:
-    kinds = {name: jnp.result_type(leaf) if is_array(leaf) else type(leaf).__name__ for name, leaf in arrays.items()}
-    return listed([f"{name or 'params'} is {kind}" for name, kind in kinds.items()], 3) or "none"

@@ -232,12 +232,8 @@ def _statistics(array: jax.Array) -> jax.Array:
     masked = jnp.where(is_mask, np.float32(_MASKED), zero)
     operands = jnp.where(finite, np.float32(_FINITE), masked), jnp.where(finite, magnitude, zero)
     # One reduction with two results: with thousands of arrays compilation takes most of the time.
-    both = lax.reduce(operands, (np.float32(1), np.float32(0)), _smaller_and_larger, tuple(range(array.ndim)))
-    return jnp.stack(both)
-
-
-def _smaller_and_larger(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    return lax.min(a[0], b[0]), lax.max(a[1], b[1])
+    start, axes = (np.float32(1), np.float32(0)), tuple(range(array.ndim))
+    return jnp.stack(lax.reduce(operands, start, lambda a, b: (lax.min(a[0], b[0]), lax.max(a[1], b[1])), axes))
 
 
 class _FiniteRecorder(Recorder):
@@ -246,10 +242,6 @@ class _FiniteRecorder(Recorder):
     def measure(self, array: Array) -> Any:
         """Returns `_statistics`."""
         return _statistics(array)
-
-    def returned(self, array: Array) -> Any:
-        """Returns the array."""
-        return array
 
 
 def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> Finding:

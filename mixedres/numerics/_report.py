@@ -218,7 +218,8 @@ class Report:
             )
         if self.keeps_scale and not kept:
             return f"Nothing to change at loss scale {scale}. {self._gradient_sentence()}"
-        exceptions = f", with {_enumerated(kept)} in float32" if kept else ""
+        *most, last = kept or ("",)
+        exceptions = f", with {', '.join(most)}{' and ' * bool(most)}{last} in float32" if kept else ""
         return f"Take float16 at loss scale {scale}{exceptions}. {self._gradient_sentence()}"
 
     def _gradient_sentence(self) -> str:
@@ -354,7 +355,3 @@ class Report:
 
     def __str__(self) -> str:
         return self.to_text()
-
-
-def _enumerated(names: tuple[str, ...]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -128,7 +128,10 @@ class PairRecorder(Recorder):
         """Returns `_errors`, or the pair itself if it is small."""
         pair = _pair(array)
         if not isinstance(pair.array, jax.core.Tracer):
-            return _errors_on_host(pair) if self.platform == "cpu" else _errors_on_device(pair)
+            if self.platform != "cpu":
+                return _errors_on_device(pair)
+            with np.errstate(all="ignore"):  # NumPy has nothing to compile
+                return _errors(jax.device_get(pair), np)
         return pair if np.size(pair.array) <= _SMALL else _errors_on_device(pair)
 
     def collect(self, numbers: list[Any]) -> jax.Array:
@@ -179,13 +182,6 @@ def _errors(pair: Pair, xp: Any = jnp) -> Any:
 
 
 _errors_on_device = jax.jit(_errors)
-
-
-def _errors_on_host(pair: Pair) -> np.ndarray:
-    """Returns `_errors` by NumPy, which has nothing to compile."""
-    with np.errstate(all="ignore"):
-        found: np.ndarray = _errors(jax.device_get(pair), np)
-    return found
 
 
 def _is_regular(array: Any) -> Any:
