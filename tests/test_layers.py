@@ -56,7 +56,7 @@ LINES = {
     "train": 4524,
     "": 667,
     "javascript": 548,
-    "tests": 28347,
+    "tests": 28350,
     "experiments": 6813,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.

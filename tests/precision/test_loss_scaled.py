@@ -238,6 +238,9 @@ def test_extra_arguments_reach_the_optimizer():
     grads = scaled(jnp.array([8.0]), StaticLossScale(4.0))
     updates, state = tx.update(grads, tx.init(zeros(1)), value=3.0, other=5.0)
     assert (updates[0], state.inner_state) == (6.0, 5.0)
+    given = optax.GradientTransformationExtraArgs(lambda _: (), lambda updates, state, params, *, grad: (grad, state))
+    tx = loss_scaled(given, StaticLossScale(4.0))
+    assert tx.update(grads, tx.init(zeros(1)), grad=grads)[0] == 2.0  # without the scale
     # An optimizer that takes none ignores them, as everywhere in optax.
     plain = loss_scaled(optax.sgd(1.0), StaticLossScale(4.0))
     updates, _ = plain.update(grads, plain.init(zeros(1)), value=3.0)
