@@ -36,7 +36,7 @@ os.environ["XLA_FLAGS"] = (
 CACHE_LIMIT = 500e6  # bytes; a session compiles 60 MB, and every change of a program leaves the old one behind
 # What modules of tests/amp, tests/precision and tests/numerics need besides.
 NEEDS = {
-    "flax": ("amp/test_flax_modules", "numerics/test_faults", "numerics/test_networks", "numerics/test_predictions"),
+    "flax": ("amp/test_flax_modules", "numerics/test_faults", "numerics/test_networks"),
     "hypothesis": ("amp/test_law", "amp/test_properties", "precision/test_rule"),
 }
 collect_ignore = [

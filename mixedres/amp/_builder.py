@@ -17,7 +17,7 @@ from mixedres._internal.tree import HALF, is_inexact
 from mixedres._internal.types import Aval, Equation, Jaxpr
 from mixedres.amp._coloring import color
 from mixedres.amp._cotangents import sum_in_float32
-from mixedres.amp._evaluation.custom_vjp import differentiated, variable
+from mixedres.amp._evaluation.custom_derivatives import differentiated, variable
 from mixedres.amp._graph import Graph, Node, Path, Scope, Value, folded, known, unfit
 from mixedres.amp._keep import Keep, reason_to_keep
 from mixedres.amp._patterns import keep_float32_results
@@ -97,10 +97,7 @@ class _Builder:
     def call(
         self, eqn: Equation, found: list[control_flow.Body], path: Path, scope: Scope, ins: list[Value]
     ) -> list[Value]:
-        """Adds the bodies of an equation.
-
-        A carry of a loop is a merge of its first and its next value, a result of a cond a merge of one for each branch.
-        """
+        """Adds bodies. A carry of a loop is a merge of its first and next value, a result of a cond one of branches."""
         initial = ins[found[-1].carry]
         state = [self.merge((*path, -1, i), scope, [value], value.aval) for i, value in enumerate(initial)]
         carry = [node.outs[0] for node in state]
@@ -122,10 +119,7 @@ class _Builder:
         ]
 
     def custom_rule(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
-        """Adds one node for a function with a custom derivative.
-
-        The node has a graph of its own if the function, or the backward rule of a custom_vjp, contains products.
-        """
+        """Adds one node for a custom derivative; with products in it, or in a backward rule, it has a graph."""
         body, is_vjp = eqn.params["call_jaxpr"], eqn.primitive.name == "custom_vjp_call"
         categories = dict(_categories(body, self.lists, self.dtype, self.platform))
         has_products = "allow" in categories
@@ -165,9 +159,8 @@ def build(
 ) -> Graph:
     """Builds and colors the graph of a closed jaxpr.
 
-    `platform`: the platform whose branches of `lax.platform_dependent` become nodes; None: the default branches.
     `whole`: whether the program is no part of another, such as a custom derivative. `backward_rules`: whether graphs of
-    the backward rules of custom_vjp are built. In a backward rule they are not: a rule may call its own function, and
+    backward rules of custom_vjp are built. In a backward rule they are not: a rule may call its own function, and
     autocast looks at the derivative of a rule when it is taken.
     """
     builder = _Builder(settings, platform, backward_rules)
@@ -188,11 +181,10 @@ def build(
 
 
 def _backward(eqn: Equation, lists: Lists) -> Any:
-    """Returns the backward rule of a custom_vjp_call as a jaxpr.
+    """Returns the backward rule of a custom_vjp_call as a jaxpr; None without products, or if it is not traceable.
 
-    None if the rule has no products, or cannot be traced alone. A rule that asks which operands have a gradient is not
-    traced, because nobody knows yet which have. It may refuse some, and JAX, which then keeps nothing for the backward
-    rule, would fail where the rule is really differentiated: "StoreException: Store empty".
+    A rule that asks which operands have a gradient is not traced, because nobody knows yet which have. It may refuse
+    some, and JAX, which then keeps nothing for the backward rule, would fail where the rule is really differentiated.
     """
     if eqn.params["symbolic_zeros"]:
         return None

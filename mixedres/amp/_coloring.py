@@ -33,11 +33,7 @@ from mixedres.amp._rules import BROADCASTING, COPIES
 
 
 def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict[Node, str]) -> None:
-    """Makes clear ops half where that rounds no value anew, and sums of half branches, until nothing changes.
-
-    `nodes`: the nodes on float32, with the colors of the other passes. `storable`: nodes after an allow op that are no
-    running values: their results may be rounded once more.
-    """
+    """Makes clear ops half where that rounds no value anew (but for `storable`), and sums of half branches."""
     for node in activations(nodes, dtype, storable - pinned.keys()):
         node.half, node.reason = True, PATTERNS["activation"].reason
     clear = [node for node in nodes if node.category == "clear"]
@@ -70,10 +66,7 @@ def _before_products(nodes: list[Node], pinned: dict[Node, str]) -> set[Node]:
 
 
 def _sum_reason(node: Node) -> str:
-    """Returns the reason why a sum of half branches that a normalization reads may be half; '' if it may not.
-
-    An example is the trunk of a pre-activation network: both branches are half, so the stored sum is rounded once.
-    """
+    """Returns the reason why a sum of half branches that a norm reads, as a residual trunk, may be half; or ''."""
     shape = node.eqn.outvars[0].aval.shape
     operands = zip(node.eqn.invars, node.ins, strict=True)
     if any(v.producer is None or not v.producer.half or atom.aval.shape != shape for atom, v in operands):
@@ -113,20 +106,18 @@ def _all_consumers_half(node: Node, dtype: np.dtype) -> bool:
     if any(value.returned for value in node.outs):
         return False
     readers = list(node.consumers())
-    return bool(readers) and all(reader.half or _converts_to(reader, dtype) for reader in readers)
-
-
-def _converts_to(node: Node, dtype: np.dtype) -> bool:
-    return node.primitive == "convert_element_type" and node.eqn.params["new_dtype"] == dtype
+    return bool(readers) and all(
+        reader.half or (reader.primitive == "convert_element_type" and reader.eqn.params["new_dtype"] == dtype)
+        for reader in readers
+    )
 
 
 def _only_safe_readers(node: Node) -> bool:
     """Returns whether every reader of a node, also behind clear ops, tolerates that the result is rounded once more.
 
     Half ops tolerate it, and so does arithmetic without cancellation. Comparisons and steps do not, because a rounded
-    value may fall on the other side. A difference may be of two copies of one value, so it does not tolerate rounding
-    either. The exception is an infer op (a trunk): differences subtract the mean of the trunk, which is computed in
-    float32.
+    value may fall on the other side, and neither do differences, which may be of two copies of one value. The exception
+    is an infer op (a trunk): differences subtract the mean of the trunk, which is computed in float32.
     """
     trunk = node.category == "infer"
     for reached in (node, *reach([node], Node.consumers, lambda n: n.category == "clear" and not n.half)):
@@ -216,10 +207,7 @@ def _sums_alone(node: Node) -> bool:
 
 
 def _without_tables(products: list[Node]) -> list[Node]:
-    """Returns the products without tables.
-
-    A table is an outer product of values that no product computed, such as positions times frequencies.
-    """
+    """Returns the products that are no table: an outer product of given values, as positions times frequencies."""
     rest = []
     for node in products:
         if _is_outer(node) and not reach([node], Node.producers, lambda n: True).intersection(products):
@@ -272,10 +260,7 @@ def _deny_forward(nodes: list[Node], dtype: np.dtype) -> None:
 
 
 def _pinned(nodes: list[Node], dtype: np.dtype, additions: dict[Node, str]) -> dict[Node, str]:
-    """Returns the nodes that stay in float32 for a reason other than a taint, each with the reason.
-
-    `additions` are nodes with reasons, from `_running_values`.
-    """
+    """Returns the nodes that stay in float32 for a reason other than a taint, `additions` among them."""
     pinned = dict.fromkeys(_only_broadcast(nodes), "read by broadcasting alone: a gradient of it would be a sum")
     pinned |= additions
     pinned |= dict.fromkeys(long_sums(nodes), "adds many cotangents: in half, each addition would round the sum")

@@ -87,8 +87,7 @@ def meets_float32(value: Value) -> bool:
 def rounds_cotangents(value: Value, path: Path, *, inside: bool) -> bool:
     """Returns whether a half value that enters or leaves a call would round a cotangent before it is added to others.
 
-    `value`: an operand of the call if `inside`, else a result. `inside`: whether the cotangent comes from the nodes
-    inside of the call.
+    `inside`: the value is an operand of the call, and the cotangent comes from the nodes inside; else it is a result.
     """
     readers = cotangent_readers(value)
     beyond = [reader for reader in readers if (reader.path[: len(path)] == path) == inside]
@@ -130,13 +129,10 @@ def _leading_to_float32(nodes: list[Node]) -> set[Node]:
     """Returns the half clear nodes that float32 nodes read, directly or through half clear nodes."""
     found: set[Node] = set()
     for node in reversed(nodes):  # every reader of a node comes before the node
-        if node.category == "clear" and (node.half or _is_on_half(node)) and _passes_cotangents(node):
+        # Half also in the original program.
+        on_half = not node.widened and node.primitive != "convert_element_type" and node.on_half
+        if node.category == "clear" and (node.half or on_half) and _passes_cotangents(node):
             values = [value for value in node.outs if value.is_f32 or value.is_half]
             if not values or any(reads_in_float32(value) or not found.isdisjoint(value.consumers) for value in values):
                 found.add(node)  # without such a result, the node converts to another dtype, such as complex64
     return found
-
-
-def _is_on_half(node: Node) -> bool:
-    """Returns whether a node computes in half as the original program does."""
-    return not node.widened and node.primitive != "convert_element_type" and node.on_half

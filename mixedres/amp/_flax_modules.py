@@ -17,11 +17,7 @@ from mixedres._internal.types import Array, PyTree
 
 
 class Arguments:
-    """Arguments of a call as leaves; an nnx module is replaced by its state, as in `nnx.jit`.
-
-    Attributes:
-      leaves: arrays, and the other leaves of the arguments and of the states of their modules.
-    """
+    """Arguments of a call as `leaves`; an nnx module is replaced by its state, as in `nnx.jit`."""
 
     def __init__(self, args: PyTree, kwargs: Any) -> None:
         self._nnx: Any = sys.modules.get("flax.nnx")
@@ -40,10 +36,7 @@ class Arguments:
         return self._nnx is not None and isinstance(value, self._nnx.Pytree | self._nnx.Variable)
 
     def apply(self, fn: Any, leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """Calls `fn` with `leaves` as its leaves; returns the results and the changes of nnx modules.
-
-        Raises TypeError if a change would be lost: a change of a module's structure, or of another argument.
-        """
+        """Calls `fn` with other leaves; returns its results and the changes of nnx modules, if none would be lost."""
         others, state = jax.tree.unflatten(self._structure, leaves)
         copies = self._nnx.merge(self._graph, state) if self._modules else ()
         remaining, modules = iter(others), iter(copies)
@@ -95,10 +88,7 @@ class Arguments:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Surrounds the tracing of a function.
-
-    Raises TypeError if it wrote variables into a module of flax.linen around it, where they would stay tracers.
-    """
+    """Surrounds a trace; raises TypeError if it wrote tracers into the module of flax.linen around it."""
     around = _linen_module()
     before = {id(leaf): leaf for leaf in jax.tree.leaves(around.variables)} if around is not None else {}
     try:

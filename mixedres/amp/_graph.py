@@ -27,12 +27,7 @@ from mixedres.amp._rules import COPIES, DEVICE_COPIES, GATHERS, JOINS, RUNNING_E
 
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """The calls and named scopes around an operation.
-
-    Attributes:
-      path: calls and named scopes, for reports: 'jvp(ResNet)/scan/jit(silu)'.
-      names: only the named scopes, which flax modules open: ('ResNet', 'head').
-    """
+    """The calls and named scopes around an operation: `path` with both, for reports, and `names`, of flax modules."""
 
     path: str = ""
     names: tuple[str, ...] = ()
@@ -44,11 +39,6 @@ class Scope:
     def inside(self, label: str) -> Scope:
         """Returns the scope of the body of a call."""
         return Scope(_joined(self.path, label), self.names)
-
-    @property
-    def is_backward(self) -> bool:
-        """Returns whether an operation here is of a backward pass, as JAX marks it."""
-        return "transpose(" in self.path
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -92,8 +82,7 @@ def folded(eqn: Equation, operands: list[np.ndarray | None]) -> np.ndarray | Non
 def exceeds(shape: Sequence[Any], other: Sequence[Any], times: int = 1) -> bool:
     """Returns whether an array of `shape` has more elements than `times` arrays of the shape `other`.
 
-    Sizes may be symbols of `jax.export`. If the comparison depends on their values, the result is whether the sizes
-    differ.
+    Of symbolic sizes of `jax.export` whose comparison depends on their values, it returns whether they differ.
     """
     size, limit = math.prod(shape), times * math.prod(other)
     try:
@@ -103,10 +92,7 @@ def exceeds(shape: Sequence[Any], other: Sequence[Any], times: int = 1) -> bool:
 
 
 def unfit(constant: np.ndarray, dtype: np.dtype, *, data: bool = True) -> bool:
-    """Returns whether a constant would overflow, underflow or, like 0.9999, become 1 in `dtype`.
-
-    If `data`, an array of more than `SMALL` elements is data, whose small numbers matter little.
-    """
+    """Returns whether a constant overflows, underflows or becomes 1 in `dtype`; large `data` may have small numbers."""
     if not jnp.issubdtype(constant.dtype, jnp.floating):
         return False
     return _unfit_number(float(constant.item()), dtype) if constant.size == 1 else _unfit(constant, dtype, data=data)
@@ -142,7 +128,6 @@ class Value:
     Attributes:
       aval: shape and dtype (of the slice, for an operand that a scan slices).
       producer: node that computes the array; None for arguments and constants.
-      consumers: nodes that read the array.
       constant: the array itself, if known and small.
       returned: whether the array is a result of the program.
       is_f32: whether the value is float32, so that the rewrite may change its dtype.
@@ -177,10 +162,7 @@ class Node:
 
     Attributes:
       path: equation indices that lead to the node.
-      eqn: the equation; None for a merge.
       category: 'allow', 'infer', 'deny', 'clear', 'unlisted' or 'merge'.
-      scope: surrounding named scopes and calls.
-      ins, outs: operands and results.
       sums: whether the primitive is on the deny list as a sum or a square, not for its range.
       program: graph of the body of a custom derivative rule that contains allow ops; else None.
       backward: function that returns the graph of the backward rule of a custom_vjp; None if the rule has no allow ops.
@@ -191,8 +173,6 @@ class Node:
       wide: pattern by which the float32 result of a product of half operands is not rounded: 'solver' or 'divisor' (the
         derivatives are float32 too), 'result', or ''.
       taint: RANGE or SUM if the node must be float32, else ''.
-      reason: reason of the color.
-      primitive: name of the primitive; 'merge' for a merge.
       touches_f32: whether any operand or result is float32.
     """
 
@@ -265,21 +245,15 @@ class Node:
 
 @dataclasses.dataclass(eq=False)
 class Graph:
-    """A traced program.
+    """A traced program. The parts of its calls are found by path.
 
     Attributes:
-      jaxpr: the program.
       nodes: the nodes in order of evaluation.
-      dtype: the half dtype.
-      lists: lists of primitives.
-      allreduce_dtype: 'param' or 'compute', see `autocast`.
       platform: platform whose branches of `lax.platform_dependent` are nodes; None: the default branches.
-      by_path: nodes by path.
-      calls: equations with bodies, by path.
-      arguments: operands of the equations with bodies and arguments of the bodies, by path.
-      results: results of the equations with bodies, by path.
-      controls: results of the tests of `while` loops and the indices of the branches of cond, by the path of the loop
-        or the cond.
+      calls: equations with bodies.
+      arguments: operands of the equations with bodies and arguments of the bodies.
+      results: results of the equations with bodies.
+      controls: results of the tests of `while` loops and the indices of the branches of cond.
     """
 
     jaxpr: Any

@@ -38,13 +38,11 @@ class Keep:
 
 
 def reason_to_keep(keep: Keep, scope: Scope, body: Jaxpr = None) -> str:
-    """Returns the reason why an operation at `scope` stays in float32; '' if it need not.
-
-    `body`: the jaxpr inside the operation, such as that of a scan, in which to look too; None: there is none.
-    """
+    """Returns the reason why an operation at `scope`, or inside its `body`, stays in float32; '' if it need not."""
     if not keep.pattern:
         return ""
-    for path in _spellings(scope):
+    names = scope.modules
+    for path in ("/" + "/".join(names), "/" + "/".join(names[1:]), "/" + scope.path):
         if (found := match_module(keep.pattern, path)) is not None:
             return f"keep_float32: {keep.pattern!r} matches {found}"
     equations = () if body is None else jax_compat.opened(body)[0].eqns
@@ -66,8 +64,3 @@ def check_match(keep: Keep, graphs: Iterable[Graph]) -> None:
         + (f"they look like {nearest(keep.pattern, paths)}" if paths else "none of them is in a jax.named_scope")
         + "; name a part of your own with jax.named_scope"
     )
-
-
-def _spellings(scope: Scope) -> tuple[str, ...]:
-    names = scope.modules
-    return "/" + "/".join(names), "/" + "/".join(names[1:]), "/" + scope.path

@@ -81,11 +81,7 @@ def _loops(graph: Graph) -> list[Path]:
 
 
 def _leading_to(graph: Graph, value: Value, through: Callable[[Node], bool] = lambda node: True) -> set[Node]:
-    """Returns the nodes on which a value depends, and that are connected to it by nodes that `through` accepts.
-
-    Values of every dtype count. The state of a loop depends also on the test of the loop, and a result of cond on the
-    index of the branch.
-    """
+    """Returns the nodes on which a value of any dtype depends, also through tests of loops and indices of cond."""
 
     def read(node: Node) -> Iterator[Node]:
         control = graph.controls.get(node.path[:-2]) if node.eqn is None else None
@@ -100,8 +96,8 @@ def _leading_to(graph: Graph, value: Value, through: Callable[[Node], bool] = la
 def _tolerance(graph: Graph, test: Value) -> float:
     """Returns the smallest constant with which the test of a loop compares floating-point numbers; inf without one.
 
-    The comparison may be in the test, or in the body if its result reaches the test as a boolean or an integer. A
-    comparison with 0 by order asks for a sign, so that 0 is no tolerance; for equality it is.
+    The comparison may be in the body. A comparison with 0 by order asks for a sign, so that 0 is no tolerance; for
+    equality it is.
     """
 
     def is_exact(node: Node) -> bool:

@@ -2,7 +2,7 @@
 
 The lists decide by primitive. Some operations are better off otherwise when their neighbors are known: an activation
 can run in half, a softmax can save half for its gradient, a product can keep its float32 sum. `PATTERNS` is the table
-of all of them. To add one, add a row and a finder here; `tests/amp/test_patterns.py` runs every example.
+of all of them. To add one, add a row and a finder here; `tests/amp/test_rules.py` runs every example.
 """
 
 import dataclasses
@@ -10,18 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from mixedres.amp._graph import RANGE, SUM, Graph, Node, Path, Value, exceeds, reach, unfit
+from mixedres.amp._graph import RANGE, SUM, Graph, Node, Value, exceeds, reach, unfit
 from mixedres.amp._rules import SOLVERS
 
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """A pattern of operations.
-
-    Attributes:
-      reason: reason in the reports of `explain`.
-      example: a Python expression of two float32 matrices x and w in which the pattern occurs.
-    """
+    """A pattern of operations: its reason in reports, and an expression of matrices x and w in which it occurs."""
 
     reason: str
     example: str
@@ -57,12 +52,10 @@ DIVISORS = {"div": 1, "rem": 1, "atan2": 1, "reciprocal": 0, "rsqrt": 0, "intege
 
 
 def activations(nodes: list[Node], dtype: np.dtype, storable: set[Node]) -> list[Node]:
-    """Returns the operations of the pattern 'activation'.
+    """Returns the operations of the pattern 'activation', of nodes with the colors of the other passes.
 
     The operations compute a bounded activation (silu, gelu, tanh) of a normalized value, and only half operations read
     the result. A hand-placed cast of the normalized value would put them in half too.
-
-    `nodes`: nodes on float32 in order of evaluation, with the colors of the other passes.
     """
     inside: set[Node] = set()
     after_kept = reach([node for node in nodes if node.keep_float32], Node.consumers, lambda node: bool(node.taint))
@@ -98,10 +91,7 @@ def activations(nodes: list[Node], dtype: np.dtype, storable: set[Node]) -> list
 
 
 def saved_in_half(graph: Graph, products: list[Node]) -> dict[Node, str]:
-    """Returns the float32 operations whose residuals are saved in half, each with the name of its pattern.
-
-    Hand-placed casts would save the same residuals in half; here the results are float32 nevertheless.
-    """
+    """Returns the float32 operations whose residuals are saved in half, as by casts by hand, with their patterns."""
     finders = {
         "cell": _gates(graph, products),
         "softmax": _softmaxes(graph.nodes),
@@ -115,9 +105,8 @@ def saved_in_half(graph: Graph, products: list[Node]) -> dict[Node, str]:
 def _gates(graph: Graph, products: list[Node]) -> list[Node]:
     """Returns the gates of recurrent cells, and the products of gates with each other and with the state.
 
-    Gates come after products, and lead to other products through the state of a scan. The gates stay float32, because
-    half would lose the digits of a forget gate near 1 and of a small update. A scan saves every gate for each step of
-    the sequence, and the saved gates only multiply gradients: half is enough for that.
+    The gates stay float32, because half would lose the digits of a forget gate near 1 and of a small update. A scan
+    saves every gate for each step of the sequence. The saved gates only multiply gradients: half is enough for that.
     """
     scans = {path for path, eqn in graph.calls.items() if eqn.primitive.name == "scan"}
     states = {node for node in graph.nodes if node.category == "merge" and node.path[:-2] in scans}
@@ -128,7 +117,8 @@ def _gates(graph: Graph, products: list[Node]) -> list[Node]:
         return node in states or (node.category in ("infer", "clear") and not node.taint)
 
     through = reach(products, Node.consumers, passes) & reach(products, Node.producers, passes)
-    cell = [node for node in graph.nodes if node in through - states and _inside(node, scans)]
+    inside = {node for node in through - states if any(node.path[:i] in scans for i in range(1, len(node.path)))}
+    cell = [node for node in graph.nodes if node in inside]
     known = states.union(cell, products)
     made: set[Node] = set()
     for node in cell:
@@ -171,10 +161,7 @@ def _comes_from(node: Node | None, primitive: str, operand: Node | None = None) 
 
 
 def _cubes(nodes: list[Node]) -> Iterator[Node]:
-    """Yields the cubes of gelu in its tanh form.
-
-    float16 holds the cube of numbers up to 40, and the derivative of the cube for numbers up to 147.
-    """
+    """Yields the cubes of gelu in its tanh form; float16 holds cubes up to 40, their derivatives up to 147."""
     for node in nodes:
         if node.primitive == "integer_pow" and node.eqn.params["y"] == 3 and node.category == "deny":
             after = reach([node], Node.consumers, lambda n: n.category == "infer")
@@ -194,10 +181,7 @@ def _is_masked(node: Node) -> bool:
 
 
 def long_products(nodes: Iterable[Node]) -> set[Node]:
-    """Returns the multiplications of a value with itself, pair by pair, again and again.
-
-    JAX makes them of `cumprod`, `prod` and `associative_scan` where it takes a gradient. Half would round each time.
-    """
+    """Returns the products of a value with itself, pair by pair, again and again, as in gradients of `cumprod`."""
     pairs: dict[Node | None, Value] = {}
     for node in nodes:
         slices = [value.producer for value in node.ins]
@@ -243,10 +227,7 @@ def is_safe_divisor(node: Node, dtype: np.dtype) -> bool:
 
 
 def _products(value: Value, hides: Sequence[str]) -> set[Node] | None:
-    """Returns the half products from which infer and clear operations compute a value.
-
-    None if the value depends on others too, except on masks and on results of the primitives `hides`.
-    """
+    """Returns the half products from which a value is computed; None if it depends on others, but masks and `hides`."""
     found: set[Node] = set()
     seen, queue, others = {value}, [value], False
     while queue:
@@ -291,20 +272,28 @@ def keep_float32_results(graph: Graph) -> None:
     does not hold for the logits of a vocabulary or of a long attention, for a value that a norm prepares for the next
     product, or inside a checkpoint whose policy chooses products.
     """
+
+    def copies_half(node: Node) -> bool:
+        return node.category == "clear" and node.half and node.primitive != "convert_element_type"
+
     to_solver = reach([n for n in graph.nodes if n.primitive in SOLVERS], Node.producers, lambda node: True)
     to_half = reach([n for n in graph.nodes if n.half], Node.producers, lambda node: node.taint != RANGE)
     for product in graph.nodes:
         in_policy = any(eqn.params.get("policy") is not None for eqn in graph.callers(product))
         if in_policy or product.wide or not (product.half and product.category == "allow"):
             continue
-        copies = reach([product], Node.consumers, _copies_half)
+        copies = reach([product], Node.consumers, copies_half)
         readers = _float32_readers(product, copies)
         if readers is None:
             continue
         if any(reader in to_solver or reader.primitive in SOLVERS for reader in readers):
             product.wide = "solver"
-        elif _is_returned((product, *copies)) or (_is_small(product) and to_half.isdisjoint(readers)):
+        elif any(value.returned for node in (product, *copies) for value in node.outs if value.is_f32):
             product.wide = "result"
+        elif to_half.isdisjoint(readers):
+            shape = product.eqn.outvars[0].aval.shape
+            is_large = all(exceeds(shape, operand.aval.shape) for operand in product.ins[:2])
+            product.wide = "" if is_large else "result"
         if product.wide:
             product.reason = PATTERNS[product.wide].reason
             for node in copies:
@@ -318,24 +307,6 @@ def _float32_readers(product: Node, copies: Iterable[Node]) -> set[Node] | None:
     if any(reader.half or reader.primitive == "convert_element_type" for reader in readers):
         return None
     return readers if all(value in values for node in copies for value in node.f32_ins()) else None
-
-
-def _is_returned(nodes: Iterable[Node]) -> bool:
-    return any(value.returned for node in nodes for value in node.outs if value.is_f32)
-
-
-def _copies_half(node: Node) -> bool:
-    return node.category == "clear" and node.half and node.primitive != "convert_element_type"
-
-
-def _is_small(product: Node) -> bool:
-    """Returns whether the result of a product is no larger than one of its operands."""
-    shape = product.eqn.outvars[0].aval.shape
-    return not all(exceeds(shape, operand.aval.shape) for operand in product.ins[:2])
-
-
-def _inside(node: Node, scans: set[Path]) -> bool:
-    return any(node.path[:depth] in scans for depth in range(1, len(node.path)))
 
 
 def _multiplies(node: Node) -> bool:

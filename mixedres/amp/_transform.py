@@ -116,13 +116,9 @@ def half_dtype(dtype: DType) -> np.dtype:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A function traced on its arguments and colored, once for each platform that it distinguishes.
+    """A function traced on its arguments and colored, for each platform that a `lax.platform_dependent` in it names.
 
-    Attributes:
-      graph: the colored graph for every platform without a branch of its own.
-      others: {platform: its colored graph} for the platforms that a `lax.platform_dependent` in the function names.
-      arrays: the arguments that are arrays.
-      structure: the tree of the results. The graphs return the results and, after them, the changes in nnx modules.
+    `structure` is the tree of the results, after which the graphs return the changes in nnx modules.
     """
 
     graph: Graph
@@ -147,11 +143,7 @@ class Program:
 def rewrite(
     fn: Function, settings: Settings, scope: Scope | None = None, platform: str | None = None
 ) -> Callable[..., Any]:
-    """Returns `fn` rewritten with checked settings.
-
-    `scope`: the calls around a part of a program, such as a custom derivative; None for a whole program. `platform`:
-    the platform for which a part of a program is rewritten; a whole program is rewritten for all.
-    """
+    """Returns `fn` rewritten; a part of a program, such as a custom derivative, has a scope and a platform."""
 
     @functools.wraps(fn, updated=())
     def rewritten(*args: PyTree, **kwargs: Any) -> Any:

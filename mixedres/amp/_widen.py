@@ -14,7 +14,8 @@ def widen(graph: Graph) -> None:
 
     def needs_float32(node: Node) -> bool:
         if node.primitive == "convert_element_type":
-            adds_up = node.scope.is_backward and not added.isdisjoint(readers(node))
+            # JAX marks the operations of a backward pass.
+            adds_up = "transpose(" in node.scope.path and not added.isdisjoint(readers(node))
             return node.outs[0].is_half and (adds_up or _is_of_sums(node.ins[0]))
         return node.category == "deny" and node.primitive not in COLLECTIVE_SUMS
 

@@ -34,15 +34,9 @@ def examine_network(
 ) -> tuple[Report, ErrorReport | None]:
     """Returns the sum of the reports after each of `steps` training steps, and where the errors of gradients begin.
 
-    The second report is None if there is no half preset in `presets`. Prints its progress.
-
-    Writes nothing but compiled programs.
-
-    `plan`: plan of the network, the data and the training between the steps. `run`: workdir whose newest checkpoint is
-    examined first; None: a fresh network. `presets`: presets whose gradients at the last of the steps are compared with
-    the gradients in float32.
-
-    Raises ConfigError if the run has no checkpoint of its network, or training does not reach the first of the steps.
+    Writes nothing but compiled programs, and prints its progress. Gradients in `presets` are compared with float32 at
+    the last step; without a half preset the second report is None. `run`: workdir whose newest checkpoint is examined;
+    None: a fresh network. Raises ConfigError without a checkpoint, or if training does not reach the first step.
     """
     experiment, config = plan.experiment, plan.config
     with compilation_cache(config.compilation_cache):
@@ -130,10 +124,7 @@ def _tried(own: precision.Precision, report: Report, gradient_in: GradientIn, ex
 def _compare_gradients(
     report: Report, gradient_in: GradientIn, exact: dict[str, np.ndarray], presets: Sequence[str]
 ) -> tuple[Trial, ...]:
-    """Returns the errors of a step's gradients against float32, in every preset at the recommended loss scale.
-
-    A preset with float16 is compared with the advised layers in float32 too.
-    """
+    """Returns the errors of gradients in every preset, in float16 also with the advised layers in float32."""
     trials = []
     for name in presets:
         chosen = {name: precision.get(name)}
@@ -150,10 +141,7 @@ def _compare_gradients(
 def _compare_operations(
     experiment: Experiment, state: TrainState, batch: Batch, report: Report, presets: Sequence[str]
 ) -> ErrorReport | None:
-    """Returns the errors of all operations of a step in the first half preset, or None if no preset is half.
-
-    A float16 preset is run at the recommended loss scale. The errors have the limit of gradients.
-    """
+    """Returns the errors of all operations of a step in the first half preset, or None if no preset is half."""
     dtypes = {name: jnp.dtype(precision.get(name).policy.compute_dtype) for name in presets}
     half = next((name for name, dtype in dtypes.items() if dtype != jnp.float32), None)
     if half is None:
@@ -189,10 +177,7 @@ def _gradient_at(experiment: Experiment, state: TrainState, batch: Batch) -> Gra
 
 
 def overrides(report: Report, config: ConfigDict) -> list[str]:
-    """Returns the flags that follow the advice, quoted for a shell: one line, and a second line as an alternative.
-
-    Returns [] if nothing is to be changed, or no flag helps.
-    """
+    """Returns the flags that follow the advice, quoted for a shell, and a second line as alternative; [] for none."""
     if not all(row.is_finite for row in report.rows):
         return []
     name, chosen = config.precision.name, precision.get(config.precision.name)

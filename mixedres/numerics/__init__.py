@@ -8,8 +8,7 @@ from mixedres.numerics._compare.analysis import OperationRow
 from mixedres.numerics._compare.report import ErrorReport
 from mixedres.numerics._compare.running import compare
 from mixedres.numerics._examine import TensorCounts, examine
-from mixedres.numerics._nonfinite.finding import ArrayRecord, Finding
-from mixedres.numerics._nonfinite.search import first_nonfinite
+from mixedres.numerics._nonfinite import ArrayRecord, Finding, first_nonfinite
 from mixedres.numerics._report import Report
 from mixedres.numerics._rows import TensorRow
 from mixedres.numerics._scales import Trial

@@ -216,7 +216,9 @@ def _arrays_by_name(params: Params) -> tuple[dict[str, Any], dict[str, Any]]:
         if is_array(leaf) and is_inexact(leaf)
     }
     if not floats:
-        raise ValueError(f"params contain no floating-point array to differentiate: {_kinds(arrays)}")
+        kinds = {name: jnp.result_type(x) if is_array(x) else type(x).__name__ for name, x in arrays.items()}
+        found = listed([f"{name} is {kind}" for name, kind in kinds.items()], 3) or "none"
+        raise ValueError(f"params contain no floating-point array to differentiate: {found}")
     return arrays, floats
 
 
@@ -229,10 +231,7 @@ def _check_scalar(result: Array, has_aux: bool) -> None:
 
 
 def module_of(parameter: str, names: Iterable[str]) -> str:
-    """Returns the tap that a parameter belongs to: the longest of `names` that begins its path; '' if there is none.
-
-    A leading 'params' of the path, as in flax's variables, is ignored.
-    """
+    """Returns the longest of `names` that begins the path of a parameter without 'params/'; '' if none does."""
     path = parameter.removeprefix("params/")
     return max((name for name in names if path.startswith(f"{name}/") or path == name), key=len, default="")
 
@@ -263,8 +262,3 @@ def _notes(found: dict[str, Any], dtypes: dict[str, Any], used: Sequence[str], n
             "cannot be seen; use the loss as computed in float32"
         )
     return notes
-
-
-def _kinds(arrays: dict[str, Any]) -> str:
-    kinds = {name: jnp.result_type(leaf) if is_array(leaf) else type(leaf).__name__ for name, leaf in arrays.items()}
-    return listed([f"{name or 'params'} is {kind}" for name, kind in kinds.items()], 3) or "none"

@@ -17,7 +17,6 @@ import numpy as np
 from mixedres._internal.errors import listed
 from mixedres._internal.files import without_nan
 from mixedres.numerics import _text
-from mixedres.numerics._page import rendering
 from mixedres.numerics._rows import FLUSHING, LEVELS, LOST, MOST_ERROR, TensorRow, format_power
 from mixedres.numerics._scales import BEYOND, LARGEST_SHOWN, Limits, Trial, largest_finite, limits_of
 from mixedres.numerics.counting.histograms import SMALLEST, SMALLEST_NORMAL, TOP
@@ -219,7 +218,8 @@ class Report:
             )
         if self.keeps_scale and not kept:
             return f"Nothing to change at loss scale {scale}. {self._gradient_sentence()}"
-        exceptions = f", with {_enumerated(kept)} in float32" if kept else ""
+        *most, last = kept or ("",)
+        exceptions = f", with {', '.join(most)}{' and ' * bool(most)}{last} in float32" if kept else ""
         return f"Take float16 at loss scale {scale}{exceptions}. {self._gradient_sentence()}"
 
     def _gradient_sentence(self) -> str:
@@ -298,7 +298,7 @@ class Report:
         limits = self.half_limits
         limit = limits.limited_by
         document = {
-            "format": rendering.FORMAT,
+            "format": _text.FORMAT,
             "title": self.title,
             "advice": self.advice,
             "notes": list(self.notes),
@@ -351,11 +351,7 @@ class Report:
 
     def to_html(self, path: str | pathlib.Path) -> None:
         """Writes the report as one self-contained HTML page with a heat map of layers by exponent."""
-        pathlib.Path(path).write_text(rendering.render(self.to_json()), encoding="utf-8")
+        pathlib.Path(path).write_text(_text.page(self.to_json()), encoding="utf-8")
 
     def __str__(self) -> str:
         return self.to_text()
-
-
-def _enumerated(names: tuple[str, ...]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -86,10 +86,7 @@ class Trial:
 
 
 def relative_error(found: Sequence[Any], exact: Sequence[Any]) -> float:
-    """Returns the relative l2 error of arrays together, in float64.
-
-    It is infinite if they are not finite, or if `exact` is 0 and they are not.
-    """
+    """Returns the relative l2 error of arrays together, in float64; infinite where only `exact` is 0 or finite."""
     wide = [np.asarray(array, np.complex128 if np.iscomplexobj(array) else np.float64) for array in exact]
     off = _norm([_norm(np.asarray(array).astype(x.dtype) - x) for array, x in zip(found, wide, strict=True)])
     norm = _norm(list(map(_norm, wide)))
@@ -105,10 +102,7 @@ def _norm(values: Any) -> float:
 
 
 def largest_finite(is_finite_at: Callable[[int], bool], beyond: int = BEYOND) -> int:
-    """Returns the exponent of the largest loss scale with finite gradients, by bisection; -24 if there is none.
-
-    `is_finite_at`: whether the gradients at the loss scale 2**exponent are finite.
-    """
+    """Returns the exponent of the largest loss scale with finite gradients, by bisection; -24 if there is none."""
     largest, above = _LOWEST, beyond
     with jax.debug_nans(False), jax.debug_infs(False):  # the scales beyond are tried too
         while above - largest > 1:
@@ -118,10 +112,7 @@ def largest_finite(is_finite_at: Callable[[int], bool], beyond: int = BEYOND) ->
 
 
 def limits_of(rows: Sequence[TensorRow], trials: Sequence[Trial], *, is_tried: bool = True) -> Limits:
-    """Returns the limits of gradients by their counts and by trials.
-
-    `is_tried`: whether all of `rows` were float16 in the trials.
-    """
+    """Returns the limits of gradients by their counts and by trials, if in those all were float16 (`is_tried`)."""
     alive = [row for row in rows if row.exponents.top is not None]
     if not alive:
         return Limits(None, None, None)

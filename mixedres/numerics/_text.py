@@ -1,14 +1,20 @@
-"""Report as text for a terminal: one line per tensor with a small histogram of its exponents."""
+"""Report as text for a terminal, one line per tensor with a small histogram of its exponents; and as an HTML page."""
 
+import json
 import math
+import re
 import textwrap
 from typing import Any
 
 import numpy as np
 
+from mixedres._internal.files import without_nan
+from mixedres._internal.pages import escaped, fill
+from mixedres._internal.types import Record
 from mixedres.numerics._rows import KINDS, TensorRow, format_power
 from mixedres.numerics.counting.histograms import SMALLEST, SMALLEST_NORMAL, TOP
 
+FORMAT = 2  # of the document of a report
 WIDTH = 100
 _NAME, _CELLS, _OCTAVES = 27, 24, 2  # characters of a name; cells of a histogram; octaves of a cell
 _SHADES = ".:-=+*#%@"  # each stands for about three times the fraction of the one before, the last for a third or more
@@ -129,11 +135,7 @@ def _line(row: TensorRow, report: Any, low: int) -> str:
 
 
 def _histogram(row: TensorRow, low: int) -> str:
-    """Returns the histogram of the exponents as `_CELLS` characters; denser means a larger fraction of all elements.
-
-    A character stands for `_OCTAVES` exponents. The first begins at `low` and also counts all smaller exponents. Larger
-    exponents than the last character has are left out.
-    """
+    """Returns shades of the fractions of all elements by exponent, from `low`; the first has what is below too."""
     high = low + _CELLS * _OCTAVES
     counts = row.exponents.between(-126, high - 1).astype(np.float64)
     first = low + 126
@@ -153,3 +155,19 @@ def _wrapped(line: str, indent: int = 0) -> list[str]:
     """Wraps a line into lines of at most `WIDTH`, all but the first indented."""
     whole = textwrap.TextWrapper(WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
     return whole.wrap(line) or [""]
+
+
+def page(document: Record) -> str:
+    """Returns the HTML page of a `Report.to_json` document; numbers that are not finite become null."""
+    # The page shows the sum of single examinations.
+    rows = [{key: value for key, value in row.items() if key != "parts"} for row in document["rows"]]
+    document = document | {"rows": rows, "usual_errors": USUAL_ERRORS}
+    data = json.dumps(without_nan(document), allow_nan=False, separators=(",", ":"))
+    parts = {
+        "title": escaped(str(document["title"])),
+        # 2⁶, as in the page's table
+        "advice": re.sub(r"2\*\*(-?\d+)", r"2<sup>\1</sup>", escaped(str(document["advice"]))),
+        # Without characters that begin a tag.
+        "data": data.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"}),
+    }
+    return fill("mixedres.numerics._page", parts)

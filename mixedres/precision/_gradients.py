@@ -71,10 +71,7 @@ def find_state(tree: PyTree) -> LossScaledState:
 
 
 def _check_wrappers(tree: PyTree, state: LossScaledState) -> None:
-    """Raises TypeError for an optax wrapper around the only state of `loss_scaled` that refuses scaled gradients.
-
-    Without a loss scale, the wrapper may be given plain gradients.
-    """
+    """Raises TypeError for an optax wrapper around `loss_scaled` that refuses scaled gradients."""
     for outer in jax.tree.leaves(tree, is_leaf=lambda x: type(x) in _INSIDE):
         wrapper = _INSIDE.get(type(outer))
         if wrapper and states_in(outer) and not isinstance(state.loss_scale, NoOpLossScale):
@@ -200,8 +197,8 @@ def scaled(grads: Params, state: PyTree) -> ScaledGradients:
 def scaled_gradients_in(tree: PyTree) -> ScaledGradients | None:
     """Returns the scaled gradients that `tree` is, or that are all its leaves; else None.
 
-    An `nnx.State` that `nnx.Optimizer` makes of them is one too. Leaves are gradients of several losses, as
-    `optax.partition` takes them; if their scales differ, the scale of all is NaN.
+    An `nnx.State` that `nnx.Optimizer` makes of them is one too. Leaves are gradients of several losses, whose scale is
+    NaN if they differ.
     """
     nnx: Any = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(tree, nnx.State) and set(tree) == {"tree", "carried_scale"}:

@@ -55,10 +55,7 @@ def _widen(x: Array) -> Any:
 
 
 def map_inexact(function: Callable[[Any], Any], tree: T) -> T:
-    """Maps `function` over the floating-point and complex leaves; other leaves are unchanged.
-
-    Leaves of less than 32 bits are cast to float32 before the call. Results of `function` are not cast back.
-    """
+    """Maps `function` over the floating-point and complex leaves, half ones in float32; other leaves are unchanged."""
     return jax.tree.map(lambda x: function(_widen(x)) if is_inexact(x) else x, tree)
 
 
@@ -70,8 +67,7 @@ def divide(tree: T, scale: jax.Array) -> T:
 def _register(cls: type[LossScaleT]) -> type[LossScaleT]:
     """Registers a dataclass as a pytree whose leaves are *all* of its fields, in order of declaration.
 
-    Unflattening does not call ``__init__``: jax rebuilds pytrees with tracers, shardings, booleans and other objects,
-    which neither convert to float32 nor pass a range check.
+    Unflattening does not call ``__init__``, because JAX rebuilds pytrees with tracers, shardings and other objects.
     """
     names = [field.name for field in dataclasses.fields(cls)]
 
@@ -90,12 +86,7 @@ def _register(cls: type[LossScaleT]) -> type[LossScaleT]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Counted:
-    """Counters of every loss scale, int32 scalar arrays.
-
-    Attributes:
-      consecutive_skipped: steps skipped since the last applied one.
-      total_skipped: steps skipped since the start.
-    """
+    """Counters of every loss scale."""
 
     consecutive_skipped: jax.Array = dataclasses.field(default_factory=_zero)
     total_skipped: jax.Array = dataclasses.field(default_factory=_zero)
@@ -238,14 +229,8 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
         for name in ("loss_scale", "period", "factor", "min_loss_scale", "max_loss_scale"):
             _check_number(name, getattr(self, name))
         self._check_ranges()
-        self._convert(
-            loss_scale=jnp.float32,
-            counter=jnp.int32,
-            period=jnp.int32,
-            factor=jnp.float32,
-            min_loss_scale=jnp.float32,
-            max_loss_scale=jnp.float32,
-        )
+        numbers = ("loss_scale", "factor", "min_loss_scale", "max_loss_scale")
+        self._convert(counter=jnp.int32, period=jnp.int32, **dict.fromkeys(numbers, jnp.float32))
 
     def _check_ranges(self) -> None:
         fields = (self.loss_scale, self.period, self.factor, self.min_loss_scale, self.max_loss_scale)

@@ -135,10 +135,7 @@ def _with_scale(grads: PyTree, loss_scale: LossScale, what: str) -> ScaledGradie
 
 
 def _unscaled_arguments(grads: ScaledGradients, loss_scale: LossScale, extra: dict[str, Any]) -> dict[str, Any]:
-    """Returns the extra arguments of `update` without the scale.
-
-    Raises TypeError for what cannot be the unscaled loss or its gradient, and for a function that cannot be unscaled.
-    """
+    """Returns the extra arguments of `update` without the scale; raises TypeError for others."""
     value, grad, value_fn, grad_fn = (extra.get(name) for name in ("value", "grad", "value_fn", "grad_fn"))
     if value is not None and (jnp.shape(value) != () or not is_inexact(jnp.asarray(value))):
         raise TypeError(f"value must be the unscaled loss, a float scalar, got {jax.typeof(jnp.asarray(value))}")

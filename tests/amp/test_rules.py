@@ -1,13 +1,17 @@
-"""The lists: what is on them by default, how a user moves names, and with which words a mistake is refused."""
+"""The lists: their defaults, how a user moves names, and how mistakes are refused; and the patterns beside them."""
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.extend.core import Primitive, primitives
 
 from mixedres.amp import Lists, autocast, explain
+from mixedres.amp._patterns import PATTERNS
 from mixedres.amp._rules import CATEGORIES, STRUCTURE, known_primitives
+from tests.arrays import normal
 
 LISTS = Lists()
 PUBLIC = sorted({value.name for name, value in vars(primitives).items() if name.endswith("_p")})
@@ -125,3 +129,16 @@ def test_mistake_is_named_before_any_call(make):
         make(jnp.tanh, lists="tanh")
     with pytest.raises(ValueError, match="level 'O2' is unknown; use one of default, allow_only, infer_as_deny"):
         make(jnp.tanh, level="O2")
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_pattern_occurs_in_its_example(name):
+    """In half where the name says so, else in float32; and the result is that of float32 up to half's rounding."""
+    x, w = normal(0, (16, 16)), normal(1, (16, 16), 0.25) + 2 * jnp.eye(16)
+    program = eval(f"lambda x, w: {PATTERNS[name].example}", {"jax": jax, "jnp": jnp})
+    found = [d for d in explain(program)(x, w).decisions if d.reason.startswith(PATTERNS[name].reason)]
+    half = name in ("activation", "solver", "divisor", "result")
+    assert found and {d.dtype.name for d in found} == {"float16" if half else "float32"}
+    expected = program(x, w)
+    error = np.abs(autocast(program)(x, w) - expected).max() / np.abs(expected).max()
+    assert 0 < error < 5e-3

@@ -7,7 +7,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from mixedres.numerics import first_nonfinite
-from mixedres.numerics._nonfinite import finding as finding_module
 from tests.arrays import full, ones, zeros
 
 F16 = jnp.float16
@@ -85,7 +84,7 @@ def test_unused_infinity_is_not_blamed():
     [
         (lambda x: ones(3, F16) / (x + F16(6e4)), "div"),  # 1 / inf
         (lambda x: jax.lax.rsqrt(x * x), "rsqrt"),
-        (lambda x: jnp.tanh(x * x) + jnp.minimum(jnp.exp(x), 1), ""),  # right for an infinite operand
+        (lambda x: jnp.tanh(x * x) + jnp.exp(-x * x) + jnp.minimum(jnp.exp(x), 1), ""),  # right for an infinite operand
         (lambda x: jax.nn.softmax(jnp.where(x > 2, -jnp.inf, jnp.arange(3, dtype=F16))), ""),
         (lambda x: jax.lax.reduce_window(x, F16(-jnp.inf), jax.lax.max, (2,), (1,), ((1, 0),)), ""),
         (lambda x: jax.lax.scan(lambda c, x: (c + 1 / (x * x), c), F16(0), x), "div"),
@@ -102,7 +101,7 @@ def test_hidden_infinity_is_named(fn, primitive):
 def test_factor_of_a_derivative_is_backward():
     """The derivative of a norm at 0 divides in the forward pass, at a line without a division."""
     origin = first_nonfinite(jax.grad(lambda x: 2 * jnp.linalg.norm(x)), zeros(3)).origin
-    assert origin.array.primitive == "div" and origin.array.direction == finding_module.FACTOR
+    assert origin.array.primitive == "div" and origin.array.direction.startswith("backward (a factor")
     assert "backward (a factor of the derivative, computed in the forward pass): div" in str(origin)
     origin = first_nonfinite(jax.grad(lambda x: jnp.sqrt(jnp.exp(x)).sum()), full(3, 100.0)).origin
     assert (origin.array.primitive, origin.array.direction) == ("exp", "forward")

@@ -17,10 +17,10 @@ import pytest
 
 from mixedres import numerics
 from mixedres._internal.cli import console
-from mixedres.numerics._page.rendering import render
 from mixedres.numerics._report import Probe
 from mixedres.numerics._rows import LEVELS
 from mixedres.numerics._text import USUAL_ERRORS
+from mixedres.numerics._text import page as render
 
 FOLDER = pathlib.Path(numerics.__file__).parent / "_page"
 HOSTILE = (

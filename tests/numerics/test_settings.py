@@ -36,6 +36,19 @@ def config(name, value):
     return changed
 
 
+def together(*settings):
+    """A function that returns a context with several settings, none of which concerns numbers."""
+
+    @contextlib.contextmanager
+    def changed():
+        with contextlib.ExitStack() as stack:
+            for setting in settings:
+                stack.enter_context(setting())
+            yield
+
+    return changed
+
+
 SETTINGS = {
     "strict promotion": lambda: jax.numpy_dtype_promotion("strict"),
     "x64": lambda: jax.enable_x64(True),
@@ -45,14 +58,18 @@ SETTINGS = {
     "leaks are checked": jax.checking_leaks,
     "products in float32": lambda: jax.default_matmul_precision("float32"),
     "products in bfloat16": lambda: jax.default_matmul_precision("bfloat16"),
-    "rbg": lambda: jax.default_prng_impl("rbg"),
-    "threefry, not partitionable": lambda: jax.threefry_partitionable(False),
-    "compilations are logged": lambda: jax.log_compiles(True),
-    "misses are explained": config("jax_explain_cache_misses", True),
-    "transfers are logged": lambda: jax.transfer_guard("log"),
-    "tracebacks are whole": config("jax_traceback_filtering", "off"),
+    "keys": together(
+        lambda: jax.default_prng_impl("rbg"),
+        lambda: jax.threefry_partitionable(False),
+        config("jax_legacy_prng_key", "allow"),
+    ),
+    "logs": together(
+        lambda: jax.log_compiles(True),
+        config("jax_explain_cache_misses", True),
+        lambda: jax.transfer_guard("log"),
+        config("jax_traceback_filtering", "off"),
+    ),
     "another device": lambda: jax.default_device(jax.devices()[1]),
-    "legacy keys": config("jax_legacy_prng_key", "allow"),
     "softmax without its rule": config("jax_softmax_custom_jvp", False),
 }
 

@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 from mixedres import autocast
 from mixedres.amp import PrecisionWarning
 from mixedres.numerics import compare
+from tests.amp.graphs import distance
 
 F16 = jnp.float16
 X, W = (np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((8, 16), (16, 16)))
@@ -27,10 +28,10 @@ def total(dtype, terms):
     def body(s, term):
         return s + term, None
 
-    return body, lambda x: jax.lax.scan(body, jnp.zeros(8, dtype), jnp.stack([x.astype(dtype)] * terms))[0]
+    return body, lambda x: jax.lax.scan(body, jnp.zeros(8, dtype), jnp.broadcast_to(x.astype(dtype), (terms, 8)))[0]
 
 
-@pytest.mark.parametrize(("dtype", "terms"), [(jnp.float16, 1000), (jnp.bfloat16, 400), (jnp.bfloat16, 1000)])
+@pytest.mark.parametrize(("dtype", "terms"), [(jnp.float16, 1000), (jnp.bfloat16, 400)])
 def test_running_sum_in_half_is_not_fine_and_named(dtype, terms):
     body, fn = total(dtype, terms)
     x = np.full(8, 0.013, np.float32)
@@ -49,7 +50,7 @@ def test_sum_of_float32_in_a_loop_is_fine():
         def step(s, _):
             return s + jnp.sum((x.astype(F16) @ w.astype(F16)).astype(jnp.float32)) * 0.01, None
 
-        return jax.lax.scan(step, 0.0, None, length=500)[0]
+        return jax.lax.scan(step, 0.0, None, length=100)[0]
 
     report = compare(fn, X, W, dtype=None)
     assert report.is_fine and report.growing is None and report.error < 0.01
@@ -217,12 +218,6 @@ def test_change_that_makes_wrong_gradients_finite_is_no_advice():
     assert "removes" not in str(report) + str(compare(loss, W, X, of="grad", dtype="bf16"))
 
 
-def true_error(fn, *args, dtype="fp16"):
-    """Relative l2 error of autocast against float32, in float64."""
-    half, exact = (np.asarray(jax.jit(one)(*args), np.float64) for one in (autocast(fn, dtype), fn))
-    return np.linalg.norm(half - exact) / np.linalg.norm(exact)
-
-
 SMALL_ROW, LARGE_ROW = (np.concatenate([X[:7], factor * X[:1]]) for factor in (1e-7, 1e5))
 ENTIRE = [  # function, first operand, dtype; the error is one of the whole result
     (lambda x, w: (x @ w)[-1], SMALL_ROW, "fp16"),
@@ -235,7 +230,7 @@ ENTIRE = [  # function, first operand, dtype; the error is one of the whole resu
 
 @pytest.mark.parametrize(("fn", "x", "dtype"), ENTIRE)
 def test_error_is_that_of_the_result_and_not_of_what_it_was_cut_from(fn, x, dtype):
-    report, expected = compare(fn, x, W, dtype=dtype), true_error(fn, x, W, dtype=dtype)
+    report, expected = compare(fn, x, W, dtype=dtype), distance(*(jax.jit(f)(x, W) for f in (autocast(fn, dtype), fn)))
     assert expected > 0.02 and report.error == pytest.approx(expected, rel=0.05) and not report.is_fine
 
 
@@ -280,11 +275,10 @@ def of_layers(p, x):
     def layer(h, b):
         return jnp.tanh(normalized(h @ p["w"] + b)) + h, None
 
-    return jnp.square(jax.lax.scan(layer, x, jnp.stack([p["b"]] * 3))[0] @ p["w"]).mean()
+    return jnp.square(jax.lax.scan(layer, x, jnp.stack([p["b"]] * 2))[0] @ p["w"]).mean()
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize("loss", [of_attention, of_norm, of_layers])
+@pytest.mark.parametrize(("loss", "dtype"), [(of_attention, "bf16"), (of_norm, "fp16"), (of_layers, "bf16")])
 def test_bias_without_a_gradient_is_left_out(loss, dtype):
     p = {"w": W / 4, "b": X[0]}
     with jax.numpy_rank_promotion("allow"):  # x @ w + b, as it is written

@@ -238,6 +238,9 @@ def test_extra_arguments_reach_the_optimizer():
     grads = scaled(jnp.array([8.0]), StaticLossScale(4.0))
     updates, state = tx.update(grads, tx.init(zeros(1)), value=3.0, other=5.0)
     assert (updates[0], state.inner_state) == (6.0, 5.0)
+    given = optax.GradientTransformationExtraArgs(lambda _: (), lambda updates, state, params, *, grad: (grad, state))
+    tx = loss_scaled(given, StaticLossScale(4.0))
+    assert tx.update(grads, tx.init(zeros(1)), grad=grads)[0] == 2.0  # without the scale
     # An optimizer that takes none ignores them, as everywhere in optax.
     plain = loss_scaled(optax.sgd(1.0), StaticLossScale(4.0))
     updates, _ = plain.update(grads, plain.init(zeros(1)), value=3.0)
@@ -357,7 +360,8 @@ def test_line_search_takes_the_unscaled_loss_and_gradient():
             params, state = step(params, state)
         return params
 
-    plain = minimized(optax.lbfgs(), NoOpLossScale(), False)
+    search = optax.scale_by_backtracking_linesearch(max_backtracking_steps=15)
+    plain = minimized(optax.lbfgs(linesearch=search), NoOpLossScale(), False)
     assert float(jnp.abs(plain - jnp.arange(4.0)).max()) < 1
     scale = StaticLossScale(256.0)
-    np.testing.assert_array_equal(minimized(loss_scaled(optax.lbfgs(), scale), scale, True), plain)
+    np.testing.assert_array_equal(minimized(loss_scaled(optax.lbfgs(linesearch=search), scale), scale, True), plain)

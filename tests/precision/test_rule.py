@@ -50,7 +50,7 @@ def rules(draw):
 VERDICT = st.integers(0, 4).map(bool)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(rules(), st.lists(VERDICT, min_size=STEPS, max_size=STEPS))
 def test_rule_in_a_compiled_loop(rule, verdicts):
     history = scanned(DynamicLossScale(**rule), np.array(verdicts))

@@ -23,10 +23,7 @@ EvaluateBody = Callable[[Any, Path, Sequence[Any]], list[Any]]
 
 
 def _inline(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
-    """Evaluates the body of a jit or a similar call under its name.
-
-    Shardings become constraints, and donation is dropped.
-    """
+    """Evaluates the body of a jit under its name; shardings become constraints, and donation is dropped."""
     params = eqn.params
     args = _constrained(args, params.get("in_shardings", ()))
     with jax.named_scope(params.get("name", eqn.primitive.name)):

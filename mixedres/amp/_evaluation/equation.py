@@ -36,10 +36,7 @@ class Kind:
 
     Attributes:
       eqn: the first equation of the kind.
-      dtype: the half dtype.
-      half, saves_half, wide: as in `Node`.
-      copies: whether the equation is in half and copies elements of a float32 operand, so that the gradient of the
-        operand is a sum; the sum is in float32.
+      copies: whether the equation is in half and copies elements of a float32 operand, whose gradient is a float32 sum.
       lists: which primitives of a custom derivative may be half.
       same: primitive, parameters, operand types and source line, which errors and profiles name; None for an equation
         that shares no function, such as one with effects.
@@ -57,10 +54,7 @@ class Kind:
     def evaluate(self, arrays: Sequence[Array]) -> list[Any]:
         """Evaluates the equation.
 
-        `arrays`: the operands; if `half`, arrays of float32 operands may be in the half dtype. If `saves_half` and the
-        equation is a product, half copies of the operands follow.
-
-        Returns the results. If `saves_half` and the equation is a quotient, a half copy of the result follows.
+        If `saves_half`, half copies of a product's operands follow `arrays`, and one of a quotient follows the results.
         """
         eqn, dtype = self.eqn, self.dtype
         if self.saves_half:
@@ -70,7 +64,8 @@ class Kind:
             return jax_compat.bind(eqn, *arrays)
         if self.copies:
             # An operand that is given several times is cast once, so that its gradient is summed in float32.
-            wide = {id(array): as_dtype(array, jnp.float32) for array in _floats(eqn, arrays)}
+            pairs = zip(eqn.invars, arrays, strict=True)
+            wide = {id(array): as_dtype(array, jnp.float32) for atom, array in pairs if is_f32(atom.aval)}
             operands = [wide.get(id(array), array) for array in arrays]
             if eqn.primitive.name in GATHERS:
                 return [gathered(eqn, operands[0], dtype)]
@@ -96,11 +91,7 @@ def has_rule(node: Node) -> bool:
 
 
 def kinds(graph: Graph, nodes: Iterable[Node]) -> dict[Node, Kind]:
-    """Returns the `Kind` of each of the nodes.
-
-    Nodes of equal kind share one jitted function. If fewer than `ENOUGH` nodes have a kind, its `same` is None and the
-    nodes share no function, because the function would cost more than it saves.
-    """
+    """Returns the `Kind` of each node; `same` is None where fewer than `ENOUGH` nodes have the kind."""
     found = {node: dataclasses.replace(kind_of(graph, node), same=_same(node)) for node in nodes}
     counts = Counter(found.values())
     return {
@@ -152,11 +143,6 @@ def _each(eqn: Equation, arrays: Sequence[Array], function: Callable[[Any], Any]
     """Returns the arrays, with `function` applied to the arrays of float32 operands."""
     pairs = zip(eqn.invars, arrays, strict=True)
     return [function(array) if is_f32(atom.aval) else array for atom, array in pairs]
-
-
-def _floats(eqn: Equation, arrays: Sequence[Array]) -> list[Array]:
-    """Returns the arrays of float32 operands."""
-    return [array for atom, array in zip(eqn.invars, arrays, strict=True) if is_f32(atom.aval)]
 
 
 def _operand(eqn: Equation, array: Array, half: np.dtype) -> Any:

@@ -39,10 +39,7 @@ def wide_product(eqn: Equation, operands: Sequence[Array]) -> Any:
 
 
 def solved_product(eqn: Equation, operands: Sequence[Array], half: np.dtype) -> Any:
-    """Evaluates a product of float32 operands that are rounded to half, with a float32 result and float32 derivatives.
-
-    A solver or a divisor reads the result, and their derivatives leave the range of half.
-    """
+    """Evaluates a half product for a solver or divisor: float32 result, and derivatives, which leave half's range."""
 
     @jax.custom_jvp
     def function(*operands: Array) -> Any:
@@ -102,10 +99,8 @@ def _float32_sums(eqn: Equation, operands: Sequence[Array]) -> Any:
 def saving_half(eqn: Equation, half: np.dtype, operands: Sequence[Array], rounded: Sequence[Array]) -> list[Any]:
     """Evaluates mul, div or a function of one array in float32, and saves half residuals for its derivative.
 
-    `eqn`: the equation; a quotient is that of a softmax, whose divisor has size 1 along the axes of the sum. `rounded`:
-    half copies of the operands of a product, which other operations may read too; empty for other equations.
-
-    Returns the float32 result; for a quotient also its copy in half.
+    A quotient is that of a softmax, whose divisor has size 1 along the axes of the sum; its half copy is returned too.
+    `rounded`: half copies of the operands of a product, which other operations may read too.
     """
     divides = eqn.primitive.name == "div"
 
@@ -137,10 +132,7 @@ def _sum(result: Array, linear: Sequence[Callable[[Any], Any]], tangents: Sequen
 
 
 def _slope(eqn: Equation, operand: Array, half: np.dtype) -> Any:
-    """Returns the derivative of an elementwise equation at its one operand, in the dtype `half`.
-
-    The derivative is computed in the dtype of the operand, and then clipped to the finite range of `half`.
-    """
+    """Returns the derivative of an elementwise equation at its operand, clipped to the finite range of `half`."""
     _, slope = jax.jvp(lambda x: jax_compat.bind(eqn, x)[0], (operand,), (jnp.ones_like(operand),))
     largest = float(jnp.finfo(half).max)  # type: ignore[no-untyped-call]
     return cast(jnp.clip(slope, -largest, largest), half)

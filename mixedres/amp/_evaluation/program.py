@@ -16,31 +16,24 @@ from mixedres._internal import jax_compat
 from mixedres._internal.tree import FLOAT32
 from mixedres._internal.types import Array, Equation, Function, Jaxpr
 from mixedres.amp._cotangents import meets_float32, sums_in_float32
-from mixedres.amp._evaluation import custom_derivatives
 from mixedres.amp._evaluation.control_flow import evaluate_call
+from mixedres.amp._evaluation.custom_derivatives import call_rewritten, evaluate_widened
 from mixedres.amp._evaluation.equation import Kind, call, has_rule, kind_of, kinds
 from mixedres.amp._evaluation.half_derivatives import window_extremes
 from mixedres.amp._evaluation.values import Cell, as_computed, as_float32, as_given, cast, cells, is_f32
-from mixedres.amp._evaluation.widening import evaluate_widened
 from mixedres.amp._graph import Graph, Node, Path, Value
 from mixedres.amp._rules import WINDOW_EXTREMES
 
 
 def run(graph: Graph, rewrite: Function, args: Sequence[Array]) -> list[Any]:
-    """Evaluates the program of `graph` on `args` and returns its results in the dtypes of the original program.
-
-    `rewrite`: rewrites the derivatives of custom rules: `_transform.rewrite` with the settings and the platform.
-    """
+    """Evaluates a graph on `args` with results in their own dtypes; `rewrite` takes derivatives of custom rules."""
     inner, _ = jax_compat.opened(graph.jaxpr)
     results = Evaluator(graph, rewrite).body(graph.jaxpr, (), cells(inner.invars, args))
     return list(map(as_given, results))
 
 
 class Evaluator:
-    """Evaluator of the bodies of a graph whose nodes are marked as half or float32.
-
-    Every float32 value of the original program is a `Cell`: its array in float32 or half, with the casts of the array.
-    """
+    """Evaluator of the bodies of a graph with colors; every float32 value of the original program is a `Cell`."""
 
     def __init__(self, graph: Graph, rewrite: Function) -> None:
         self.graph, self.dtype, self.rewrite = graph, graph.dtype, rewrite
@@ -77,7 +70,7 @@ class Evaluator:
             return _marked(results, self.graph.results[path], passed=True)
         if node is not None and node.program is not None:
             rewrite = functools.partial(self.rewrite, scope=node.scope)
-            results = custom_derivatives.call_rewritten(eqn, list(map(as_given, args)), rewrite)
+            results = call_rewritten(eqn, list(map(as_given, args)), rewrite)
         elif node is not None and node.primitive in WINDOW_EXTREMES and not node.half and _is_half(args[0], self.dtype):
             results = [window_extremes(eqn, args[0].half(self.dtype))]
         elif node is not None and node.widened:

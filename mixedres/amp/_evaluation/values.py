@@ -26,8 +26,8 @@ class Cell:
 
     __slots__ = ("_f32", "_half", "array", "dtype", "exact", "shared")
 
-    def __init__(self, array: Array, dtype: np.dtype = FLOAT32, exact: Any = None, *, shared: bool = False) -> None:
-        self.array, self.dtype, self.exact, self.shared = array, dtype, exact, shared
+    def __init__(self, array: Array, dtype: np.dtype = FLOAT32, exact: Any = None) -> None:
+        self.array, self.dtype, self.exact, self.shared = array, dtype, exact, False
         self._f32 = self._half = None
 
     @property

@@ -12,8 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mixedres.numerics._compare import recorder
-from mixedres.numerics._recording.frames import Index, Operation, Place, Statistics, Tensor
-from mixedres.numerics._recording.readers import factors, hidden, places
+from mixedres.numerics._recording.frames import (
+    Index,
+    Operation,
+    Place,
+    Statistics,
+    Tensor,
+    factors,
+    hidden,
+    places,
+)
 
 # An error jumps where it is this many times as large as those of the operands, and as one rounding.
 JUMP = 8.0
@@ -98,13 +106,7 @@ class OperationRow(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """Numbers of iterations of a `while` loop; of several executions, those that differ most.
-
-    Attributes:
-      operation: the loop.
-      half: iterations in the half program.
-      exact: iterations in the float32 program.
-    """
+    """Numbers of iterations of a `while` loop in both programs; of several executions, those that differ most."""
 
     operation: Operation
     half: int
@@ -123,16 +125,9 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Contributor:
-    """The operations of one source line and scope, as one part of the error of the results.
+    """The operations of one source line and scope: the numbers of `OperationRow` for all of them together.
 
-    Attributes:
-      row: the operation of the line with the largest share; casts of its operands and of its result belong to it.
-      own: relative l2 error of the operations and casts together.
-      accumulated: relative l2 error of the operation against the float32 program.
-      share: estimated fraction of the error of the results.
-      selected: part of `share` that begins at selections, which round nothing.
-      infinite: number of elements that became infinite.
-      zeros: number of elements that became zero.
+    `row` is the operation with the largest share; casts of its operands and of its result belong to it.
     """
 
     row: OperationRow
@@ -168,24 +163,9 @@ class _Mass(NamedTuple):
     begins: float = 0.0
     selected: float = 0.0
 
-    def plus(self, through: float, begins: float, selected: float = 0.0) -> _Mass:
-        """Returns the sums of the fractions."""
-        return _Mass(self.through + through, self.begins + begins, self.selected + selected)
-
 
 class Analysis:
-    """The errors of all arrays, and how they lead to the errors of the results.
-
-    Attributes:
-      rows: one row per operation on floating-point numbers, in order of evaluation.
-      compared: names of the results that are compared.
-      noise: names of the results that are left out, because they are zero but for rounding in float32 too.
-      jump: the first operation whose error jumps and through which much of the error of the results passes, or None.
-      hidden: pairs of an operation with infinities and of an operation with finite results that reads them.
-      loops: the `while` loops.
-      growing: the operation in a loop through which most of the error of the results passes and whose error grows from
-        iteration to iteration, as in a running sum; None if there is none.
-    """
+    """The errors of all arrays, and how they lead to the errors of the results; attributes as in `ErrorReport`."""
 
     def __init__(
         self,
@@ -195,7 +175,7 @@ class Analysis:
         overflowing: Sequence[str],
     ) -> None:
         """Takes the statistics of a `PairRecorder`, named results, the half dtype, and the results that overflow."""
-        self._statistics, self._eps = statistics, float(recorder.rounding(dtype))
+        self._eps = recorder.rounding(dtype)
         _name_callers(statistics.tensors)
         tensors = [tensor for tensor in statistics.tensors if tensor.primitive not in recorder.ITERATIONS]
         self.loops = _loops(statistics)
@@ -209,14 +189,12 @@ class Analysis:
         self._mass = self._flow([(tensor, ()) for _, tensor in measured])
         self._factors = factors(tensors)
         by_tensor: dict[Tensor, list[Place]] = defaultdict(list)
-        for place in self._places:
-            by_tensor[place[0]].append(place)
         self._reader: dict[Tensor, Tensor] = {}
         for tensor, index in self._places:
+            by_tensor[tensor].append((tensor, index))
             for found, _ in tensor.links(index):
                 self._reader.setdefault(found, tensor)
-        named = {tensor: found for tensor, found in by_tensor.items() if tensor.name or tensor.primitive}
-        shown = {tensor: self._row(tensor, found) for tensor, found in named.items()}
+        shown = {x: self._row(x, found) for x, found in by_tensor.items() if x.name or x.primitive}
         self.rows = tuple(shown[tensor] for tensor in tensors if tensor in shown)
         pairs = hidden(tensors, self._is_infinite, lambda place: not place[0].primitive)
         self.hidden = tuple((shown[array], shown[by]) for (array, _), (by, _) in pairs)
@@ -239,15 +217,13 @@ class Analysis:
         groups: dict[Any, list[OperationRow]] = defaultdict(list)
         for row in self.rows:
             groups[row.line].append(row)
-        found = [Contributor.of(rows) for rows in groups.values()]
+        found = map(Contributor.of, groups.values())
         return tuple(sorted((x for x in found if x.share > 0), key=lambda x: -x.share))
 
-    def own(self, place: Place) -> float:
-        """Returns the relative error of the operation alone."""
+    def _own(self, place: Place) -> float:
         return self._relative(place, recorder.OWN)
 
-    def accumulated(self, place: Place) -> float:
-        """Returns the relative error against the float32 program."""
+    def _accumulated(self, place: Place) -> float:
         return self._relative(place, recorder.ERROR)
 
     def _is_infinite(self, place: Place) -> bool:
@@ -265,7 +241,7 @@ class Analysis:
             if self._cancellation(place) >= _NOISE:
                 continue
             tensor, index = place
-            inputs = {found for found in tensor.links(index) if self.accumulated(found)}
+            inputs = {found for found in tensor.links(index) if self._accumulated(found)}
             shapes = {math.prod(found.shape) for found, _ in inputs}
             adds = tensor.primitive == "dot_general" or (
                 tensor.primitive == "reduce_sum" and shapes != {math.prod(tensor.shape)}
@@ -291,35 +267,33 @@ class Analysis:
         The error of an array is split among the operation and its operands by the squares of their errors. What begins
         at a selection by integers begins at the arrays from which the integers were computed.
         """
-        errors = {place: min(self.accumulated(place), _INFINITE) ** 2 for place in results}
-        whole = sum(errors.values())
-        through: dict[Place, float] = defaultdict(float)
+        errors = {place: min(self._accumulated(place), _INFINITE) ** 2 for place in results}
+        whole = sum(errors.values()) or 1.0
+        through = defaultdict(float, {place: error / whole for place, error in errors.items()})
         mass: dict[Place, _Mass] = defaultdict(_Mass)
-        for place, error in errors.items():
-            through[place] += error / whole if whole else 0.0
         for place in reversed(self._places):
-            if not (passing := through.get(place, 0.0)):
+            if not (passing := through[place]):
                 continue
             inputs = [x for x in dict.fromkeys(place[0].links(place[1])) if x in self._numbers]
-            additive = place[0].primitive in _ADDITIVE
-            weights = [self._weight(found, recorder.ERROR, additive, place) for found in inputs]
-            own, chosen = self._weight(place, recorder.OWN, additive, place), 0.0
-            choosers = [found for found in place[0].choosers(place[1]) if self.accumulated(found)]
+            weights = [self._weight(found, recorder.ERROR, place) for found in inputs]
+            own, chosen = self._weight(place, recorder.OWN, place), 0.0
+            choosers = [found for found in place[0].choosers(place[1]) if self._accumulated(found)]
             if place[0].primitive in CHOICES or choosers:  # what rounding and operands do not explain
-                chosen = max(0.0, self._weight(place, recorder.ERROR, additive, place) - sum(weights) - own)
+                chosen = max(0.0, self._weight(place, recorder.ERROR, place) - sum(weights) - own)
             if not (total := own + chosen + sum(weights)):
                 chosen = total = 1.0
-            mass[place] = mass[place].plus(passing, passing * (own if choosers else own + chosen) / total)
-            squares = [min(self.accumulated(chooser), _INFINITE) ** 2 for chooser in choosers]
+            begins = passing * (own if choosers else own + chosen) / total
+            mass[place] = _Mass(passing, mass[place].begins + begins, mass[place].selected)
+            squares = [min(self._accumulated(chooser), _INFINITE) ** 2 for chooser in choosers]
             for chooser, square in zip(choosers, squares, strict=True):
-                part = passing * chosen / total * square / sum(squares)
-                mass[chooser] = mass[chooser].plus(0.0, part, part)
+                part, old = passing * chosen / total * square / sum(squares), mass[chooser]
+                mass[chooser] = old._replace(begins=old.begins + part, selected=old.selected + part)
             for found, weight in zip(inputs, weights, strict=True):
                 through[found] += passing * weight / total
         return mass
 
-    def _weight(self, place: Place, which: int, additive: bool, reader: Place) -> float:
-        if not additive:
+    def _weight(self, place: Place, which: int, reader: Place) -> float:
+        if reader[0].primitive not in _ADDITIVE:
             return min(self._relative(place, which), _INFINITE) ** 2
         error = self._numbers[place][which]
         repeated = max(1.0, math.prod(reader[0].shape) / max(1, math.prod(place[0].shape)))
@@ -332,18 +306,18 @@ class Analysis:
         is_choice = place[0].primitive in CHOICES or bool(place[0].choosers(place[1]))
         if is_choice and not self._is_infinite(place):
             return False
-        before = [self.accumulated(found) for found in dict.fromkeys(place[0].links(place[1]))]
-        return self.accumulated(place) > JUMP * max(self._eps, *before, 0.0)
+        before = [self._accumulated(found) for found in dict.fromkeys(place[0].links(place[1]))]
+        return self._accumulated(place) > JUMP * max(self._eps, *before, 0.0)
 
     def _row(self, tensor: Tensor, found: list[Place]) -> OperationRow:
-        worst = max(found, key=lambda place: (self.accumulated(place), self.own(place)))
+        worst = max(found, key=lambda place: (self._accumulated(place), self._own(place)))
         about = vars(tensor.operation) | ({"direction": "backward"} if tensor in self._factors else {})
         cast_of, casts_result = self._cast_of(tensor, worst[1])
-        own, share = max(map(self.own, found)), sum(self._mass[place].begins for place in found)
+        own, share = max(map(self._own, found)), sum(self._mass[place].begins for place in found)
         return OperationRow(
             **about,
             own=own,
-            accumulated=self.accumulated(worst),
+            accumulated=self._accumulated(worst),
             infinite=int(sum(self._numbers[place][recorder.INFINITE] for place in found)),
             zeros=int(sum(self._numbers[place][recorder.ZEROS] for place in found)),
             cancellation=self._cancellation(worst),
@@ -352,7 +326,7 @@ class Analysis:
             cast_of=cast_of,
             casts_result=casts_result,
             iteration=worst[1],
-            iterations=tuple((place[1], self.own(place), self.accumulated(place)) for place in found if place[1]),
+            iterations=tuple((place[1], self._own(place), self._accumulated(place)) for place in found if place[1]),
         )
 
     def _cast_of(self, tensor: Tensor, index: Index) -> tuple[str, bool]:

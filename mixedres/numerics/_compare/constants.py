@@ -20,7 +20,6 @@ from mixedres._internal import jax_compat
 from mixedres._internal.jaxprs import control_flow
 from mixedres._internal.tree import HALF, is_half
 from mixedres._internal.types import Array, Equation, Jaxpr
-from mixedres.numerics._compare.tables import evenly_spaced, is_known
 from mixedres.numerics._recording.recorder import SAME_ELEMENTS
 
 _SUMS = {"add", "sub", "add_any"}
@@ -35,6 +34,12 @@ _THROUGH = _COPIES | {"sqrt", "mul", "div", "square", "abs", "integer_pow", "red
 _THROUGH |= {"select_n", "reduce_max", "reduce_min", "gather", "dynamic_slice", "split", "pad"} | _SUMS
 # A number near 1 lost digits if its distance from 1 changes by more than this fraction.
 _DIGITS = 0.02
+# Larger constants are weights, not tables such as positions.
+_LARGEST = 2**22
+# Fewer numbers in a row may lie on a line by chance, and so may numbers that span fewer spacings of the dtype.
+_SHORTEST, _SPAN = 16, 16
+# Distance from the line, in spacings of the dtype: half a spacing is the rounding itself.
+_NEAR = 0.75
 
 
 class _Lost(NamedTuple):
@@ -54,12 +59,9 @@ class _Lost(NamedTuple):
 
 
 class _Value(NamedTuple):
-    """Knowledge about a value.
+    """Knowledge about a value: the number of a constant of one number, the lost constants inside it.
 
-    Attributes:
-      number: its number, for a constant of one number; else None.
-      lost: the lost constants inside it.
-      is_constant: whether the program has the number as it is: in half, it was half before the function was traced.
+    `is_constant`: the program has the number as it is, so in half it was half before the function was traced.
     """
 
     number: float | None = None
@@ -90,13 +92,7 @@ def unrounded() -> Iterator[None]:
 
 
 class Constants(NamedTuple):
-    """Effects of half precision on the constants of a program.
-
-    Attributes:
-      wrong: a sentence for each constant that makes the program wrong.
-      doubtful: a sentence for each that may do so.
-      is_rounded: whether a constant that is known was rounded.
-    """
+    """Sentences about constants that make the program wrong, or may do so, and whether a known one was rounded."""
 
     wrong: tuple[str, ...]
     doubtful: tuple[str, ...]
@@ -153,16 +149,13 @@ def _of_bodies(eqn: Equation, found: Sequence[control_flow.Body], operands: list
 
 
 def _of_constant(array: Any) -> _Value:
-    if not is_known(array) or np.size(array) != 1 or not jnp.issubdtype(jnp.result_type(array), jnp.number):
+    if not _is_known(array) or np.size(array) != 1 or not jnp.issubdtype(jnp.result_type(array), jnp.number):
         return _Value()
     return _Value(float(np.real(np.asarray(array)).astype(np.float64).reshape(())), is_constant=True)
 
 
 def _named(eqn: Equation, atom: Any, value: _Value) -> _Value:
-    """Returns an operand of an equation, with itself as a lost constant if it is 0 or infinite in the program.
-
-    The number in the source is taken from the code of the line, if a number there becomes the constant in half.
-    """
+    """Returns an operand, with itself as a lost constant if it is 0 or infinite; its line may show another number."""
     if not value.is_constant or value.number is None or not is_half(atom.aval) or not _is_lost(value.number):
         return value
     written = [x for x in _numbers_at(eqn) if not _is_lost(x) and _rounded(x, atom.aval.dtype) == value.number]
@@ -255,3 +248,39 @@ def _result(eqn: Equation, operands: Sequence[_Value]) -> _Value:
     read = {lost for lost in alone if lost.is_zero and (lost.is_written or name in _SUMS)}
     within = {lost._replace(within="sum" if name in _SUMS else "maximum") for lost in read if name in _HOLDS}
     return _Value(None, frozenset(within | (held - alone if name in _THROUGH else set())))
+
+
+def _is_known(array: Array) -> bool:
+    """Returns whether the numbers of a constant are at hand: not in a program that is traced, or on other hosts."""
+    return not isinstance(array, jax.core.Tracer) and getattr(array, "is_fully_addressable", True)
+
+
+def evenly_spaced(array: Array) -> np.ndarray | None:
+    """Returns the numbers, float32, of which a constant half array has roundings that are further apart; else None.
+
+    Beyond 2048 float16 has the even numbers alone, and bfloat16 beyond 256. A straight line through the rounded numbers
+    of a table, such as positions, gives the numbers back.
+    """
+    if not is_half(array) or np.size(array) > _LARGEST or not _is_known(array):
+        return None
+    numbers = np.asarray(array).astype(np.float64)
+    digits = int(jnp.finfo(array.dtype).nmant)  # type: ignore[no-untyped-call]
+    for axis in range(numbers.ndim):
+        rows = np.moveaxis(numbers, axis, 0)
+        if len(rows) >= _SHORTEST and np.isfinite(rows).all() and (line := _line(rows, digits)) is not None:
+            return np.asarray(np.moveaxis(line, 0, axis), np.float32)
+    return None
+
+
+def _line(rows: np.ndarray, digits: int) -> np.ndarray | None:
+    """Returns the straight lines through columns of rounded numbers, or None if one is not straight or none lost."""
+    largest = abs(rows).max(0)
+    spacing = 2.0 ** (np.floor(np.log2(np.maximum(abs(rows), largest * 2.0**-digits) + 1e-300)) - digits)
+    weight = spacing**-2.0
+    place = np.arange(len(rows), dtype=np.float64).reshape(-1, *[1] * (rows.ndim - 1))
+    center = (weight * place).sum(0) / weight.sum(0)
+    mean = (weight * rows).sum(0) / weight.sum(0)
+    step = (weight * (place - center) * (rows - mean)).sum(0) / (weight * (place - center) ** 2).sum(0)
+    line = mean + step * (place - center)
+    lost = (abs(step) < spacing.max(0)) & (abs(step) * len(rows) > _SPAN * spacing.max(0))
+    return line if (abs(line - rows) <= _NEAR * spacing).all() and lost.any() else None

@@ -12,7 +12,7 @@ from mixedres._internal import jax_compat
 from mixedres._internal.jaxprs import control_flow
 from mixedres._internal.tree import HALF, is_half
 from mixedres._internal.types import Array, DType, Equation, Function, Jaxpr
-from mixedres.numerics._compare.tables import evenly_spaced
+from mixedres.numerics._compare.constants import evenly_spaced
 
 _DEFAULTS = (None, lax.Precision.DEFAULT, (lax.Precision.DEFAULT, lax.Precision.DEFAULT))
 
@@ -35,10 +35,7 @@ def widened(array: Array) -> Any:
 
 
 def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
-    """Evaluates an equation with float32 in place of float16 and bfloat16, in the bodies of the equation too.
-
-    `args`: operands, in float32 where those of the equation are half.
-    """
+    """Evaluates an equation, and its bodies, in float32 instead of half; so are the operands `args`."""
     name, params = eqn.primitive.name, eqn.params
     if found := control_flow.bodies(eqn, platform):
         return control_flow.call(eqn, found, [in_float32(body.jaxpr, platform) for body in found], args)

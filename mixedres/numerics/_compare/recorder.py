@@ -1,5 +1,7 @@
 """Evaluation of a half program beside its float32 program, with the errors of every array."""
 
+import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -10,19 +12,20 @@ from jax.extend.core import jaxpr_as_fun
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jaxprs import control_flow
-from mixedres._internal.tree import at_least_float32, is_half
+from mixedres._internal.tree import at_least_float32, is_half, is_inexact
 from mixedres._internal.types import Array, DType, Equation
 from mixedres.numerics._compare import exact
+from mixedres.numerics._compare.constants import evenly_spaced
 from mixedres.numerics._compare.exact import widened
-from mixedres.numerics._compare.tables import evenly_spaced
 from mixedres.numerics._recording.recorder import SAME_ELEMENTS, Recorder
+from mixedres.numerics._scales import relative_error
 
 # The statistics of an array: sums of squares over its elements, and numbers of elements.
 SQUARES, ERROR, OWN, INFINITE, ZEROS = range(5)
 # Arrays up to this size are measured together: thousands of small reductions would take most of the compile time.
-SMALL = 4096
+_SMALL = 4096
 # Numbers beyond are masks, such as -1e30, like infinities.
-MASK = 1e18
+_MASK = 1e18
 # They run once, on the numbers of the half program. The float32 program goes on from their results. So do operations on
 # mutable arrays and other operations with effects.
 _MEETING = {"bitcast_convert_type", "pure_callback", "pallas_call"}
@@ -34,10 +37,8 @@ _PRODUCTS = {"dot_general", "conv_general_dilated"}
 class Pair(NamedTuple):
     """A value in the half program and in the float32 program.
 
-    Attributes:
-      array: the array of the half program.
-      exact: the array of the float32 program; None if it has the same elements.
-      own: result in float32 of the operation on the operands of the half program; None if the operation rounds nothing.
+    `exact` is None if it has the same elements. `own` is the result in float32 of the operation on the operands of the
+    half program; None if the operation rounds nothing.
     """
 
     array: Any
@@ -127,8 +128,11 @@ class PairRecorder(Recorder):
         """Returns `_errors`, or the pair itself if it is small."""
         pair = _pair(array)
         if not isinstance(pair.array, jax.core.Tracer):
-            return _errors_on_host(pair) if self.platform == "cpu" else _errors_on_device(pair)
-        return pair if np.size(pair.array) <= SMALL else _errors_on_device(pair)
+            if self.platform != "cpu":
+                return _errors_on_device(pair)
+            with np.errstate(all="ignore"):  # NumPy has nothing to compile
+                return _errors(jax.device_get(pair), np)
+        return pair if np.size(pair.array) <= _SMALL else _errors_on_device(pair)
 
     def collect(self, numbers: list[Any]) -> jax.Array:
         """Returns all statistics; the pairs of small arrays of one shape are measured together."""
@@ -180,15 +184,8 @@ def _errors(pair: Pair, xp: Any = jnp) -> Any:
 _errors_on_device = jax.jit(_errors)
 
 
-def _errors_on_host(pair: Pair) -> np.ndarray:
-    """Returns `_errors` by NumPy, which has nothing to compile."""
-    with np.errstate(all="ignore"):
-        found: np.ndarray = _errors(jax.device_get(pair), np)
-    return found
-
-
 def _is_regular(array: Any) -> Any:
-    return abs(array) < MASK
+    return abs(array) < _MASK
 
 
 def _real(array: Array, xp: Any) -> Any:
@@ -207,3 +204,48 @@ def _squares(array: Array, xp: Any) -> Any:
 def rounding(dtype: DType) -> float:
     """Returns the largest relative error of one rounding to `dtype`."""
     return float(jnp.finfo(dtype).eps) / 2  # type: ignore[no-untyped-call]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A result of the half program beside that of the float32 program, element by element in float64.
+
+    The statistics of arrays inside a program are sums in float32 over whole arrays, of which a result may be a slice.
+
+    Attributes:
+      error: relative l2 error of the elements that were compared; infinite for infinities or NaNs that float32 does not
+        have. 0.0 for integers.
+      overflows: whether the half result has such infinities or NaNs.
+      is_compared: whether an element was compared; True for an empty result and for integers.
+      is_finite: whether all elements are finite in float32.
+      changed: fraction of the elements that differ, of integers, booleans and random keys; of floating-point numbers
+        the fraction of the elements that are finite in half alone.
+    """
+
+    error: float = 0.0
+    overflows: bool = False
+    is_compared: bool = True
+    is_finite: bool = True
+    changed: float = 0.0
+
+    @classmethod
+    def of(cls, half: Any, exact: Any) -> "Outcome":
+        """Returns the outcome of two arrays; masks such as -1e30 that are infinite in half are not compared."""
+        if not np.size(exact):
+            return cls()
+        if not is_inexact(exact):
+            return cls(changed=float((_integers(half) != _integers(exact)).mean()))
+        wide = np.asarray(exact, np.complex128 if jnp.iscomplexobj(exact) else np.float64)
+        found = np.asarray(widened(half)).astype(wide.dtype)
+        finite = np.isfinite(wide)
+        compared = finite & ((abs(np.where(finite, wide, 0)) < _MASK) | np.isfinite(found))
+        overflows = bool((compared & ~np.isfinite(found)).any())
+        error = math.inf if overflows else relative_error([found[compared]], [wide[compared]])
+        changed = float((np.isfinite(found) & ~finite).mean())
+        return cls(error, overflows, bool(compared.any()), bool(finite.all()), changed)
+
+
+def _integers(array: Any) -> np.ndarray:
+    """Returns the numbers of an array of integers, of booleans or of random keys."""
+    is_key = jnp.issubdtype(jnp.result_type(array), jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(array) if is_key else array)

@@ -24,14 +24,10 @@ _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 @dataclasses.dataclass(frozen=True)
 class Mend:
-    """A change of the precision, and what it does to the results, as measured by a run.
+    """A change of the precision, and what it does to the results, as measured by a run; see `ErrorReport.mends`.
 
-    Attributes:
-      change: the change, such as "keep_float32='^/head(/|$)'".
-      error: largest relative l2 error of a result after the change.
-      removes: fraction of the error that the change removes; 0.0 if the results were infinite and become finite, but
-        wrong.
-      takes: how many products a `keep_float32` takes, such as '10 of 16 products'; '' for one, and for other changes.
+    `removes` is 0.0 if the results were infinite and become finite, but wrong. `takes` says how many products a
+    `keep_float32` takes, such as '10 of 16 products'; '' for one, and for other changes.
     """
 
     change: str
@@ -278,10 +274,11 @@ class ErrorReport:
         """Returns changes after which the results are right, as measured, then others to try; () unless `is_off`."""
         if not self.is_off:
             return ()
-        lines = [str(mend) for mend in self.mends if self._mends(mend)]
-        unnamed = [one for one in self.contributors[:3] if one.share > 0.05 and not (one.row.path and self.rewritten)]
-        for one in unnamed:
+        lines = [str(mend) for mend in self.mends if mend.error <= MOST_ERROR[self.of]]
+        for one in self.contributors[:3]:
             row = one.row
+            if one.share <= 0.05 or (row.path and self.rewritten):  # mends name a path
+                continue
             high = ", or give the product precision=jax.lax.Precision.HIGHEST" if row.primitive in _PRODUCTS else ""
             reach = ", and what reads it until its values fit again," if math.isinf(one.own) else ""
             scope = f"wrap it{reach} in a jax.named_scope for keep_float32"
@@ -294,9 +291,6 @@ class ErrorReport:
             lines.append(f"{place}: {keep}{high}")
         return tuple(dict.fromkeys(lines))
 
-    def _mends(self, mend: Mend) -> bool:
-        return mend.error <= MOST_ERROR[self.of]
-
     def to_text(self) -> str:
         """Returns the verdict, the advice, and a table of the 15 source lines with the largest shares of the error."""
         lines = [self.verdict]
@@ -306,7 +300,7 @@ class ErrorReport:
         if self.noise:
             lines.append(f"Left out, as zero but for rounding in float32 too: {listed([*self.noise], 3)}")
         lines += [f"  try {line}" for line in self.advice]
-        lines += [f"  not enough: {mend}" for mend in self.mends if not self._mends(mend)]
+        lines += [f"  not enough: {mend}" for mend in self.mends if mend.error > MOST_ERROR[self.of]]
         lines += ["", *table.columns([_HEAD, *(_cells(one) for one in self.contributors[:_SHOWN])])]
         every = f"all {len(self._operations)} operations by themselves: report.rows, report.to_html(path)"
         return "\n".join([*lines, f"(a row adds up the operations of a line; {every})"])
@@ -352,11 +346,10 @@ def _cells(one: Contributor) -> tuple[str, ...]:
 
 
 def _row_cells(row: OperationRow) -> Iterable[str]:
-    shape = "x".join(map(str, row.shape))
-    cancels = f"{row.cancellation:.3g}" if row.cancellation > 1 else ""
-    about = (f"{row.name}{_backward(row)}", row.path, _short(row.source))
+    about = (f"{100 * row.share:.1f} %", f"{row.name}{_backward(row)}", row.path, _short(row.source))
     numbers = (_number(row.own), _number(row.accumulated), _count(row.infinite), _count(row.zeros))
-    return (f"{100 * row.share:.1f} %", *about, *numbers, cancels, row.dtype.name, shape)
+    cancels = f"{row.cancellation:.3g}" if row.cancellation > 1 else ""
+    return (*about, *numbers, cancels, row.dtype.name, "x".join(map(str, row.shape)))
 
 
 def _backward(row: OperationRow) -> str:

@@ -23,9 +23,8 @@ from mixedres._internal.types import Array, DType, Function, Jaxpr, PyTree
 from mixedres.numerics._compare.analysis import Analysis
 from mixedres.numerics._compare.constants import lost_constants, unrounded
 from mixedres.numerics._compare.exact import in_float32, widened
-from mixedres.numerics._compare.recorder import PairRecorder
+from mixedres.numerics._compare.recorder import Outcome, PairRecorder
 from mixedres.numerics._compare.report import ErrorReport, Mend
-from mixedres.numerics._compare.results import Outcome
 from mixedres.numerics._recording.arguments import Traced, is_array
 from mixedres.numerics._recording.frames import Statistics, Tensor
 from mixedres.numerics._rows import MOST_ERROR, format_power
@@ -45,13 +44,9 @@ _BETWEEN = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class _Half:
-    """A function in half precision.
+    """A function in half precision, with the arguments of `compare`.
 
-    Attributes:
-      fn: the function.
-      options: keyword arguments of `autocast`; None for a function that is half already.
-      of: 'value' or 'grad'.
-      scale: loss scale of the gradient, a number or a traced array.
+    `options` are keyword arguments of `autocast`, or None for a function that is half already; `scale` may be traced.
     """
 
     fn: Function
@@ -68,14 +63,12 @@ class _Half:
         if self.of == "value":
             return fn(*args)
         leaves, structure = jax.tree.flatten(args[0])
-        if not any(is_array(leaf) and is_inexact(leaf) for leaf in leaves):
+        varied = {i: leaf for i, leaf in enumerate(leaves) if is_array(leaf) and is_inexact(leaf)}
+        if not varied:
             raise ValueError("of='grad': the first argument has no floating-point array to differentiate")
-        varied = [i for i, leaf in enumerate(leaves) if is_array(leaf) and is_inexact(leaf)]
 
-        def loss(arrays: Sequence[Array]) -> Any:
-            full = list(leaves)
-            for i, array in zip(varied, arrays, strict=True):
-                full[i] = array
+        def loss(arrays: Mapping[int, Array]) -> Any:
+            full = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
             value = fn(jax.tree.unflatten(structure, full), *args[1:])
             if not jax.tree_util.all_leaves([value]):
                 raise ValueError(
@@ -87,10 +80,9 @@ class _Half:
             return value * jnp.asarray(self.scale, jnp.float32)
 
         # In float32 at least, as optimizers with float32 weights do: 2**16 is infinite in float16.
-        wide = [g.astype(at_least_float32(g.dtype)) for g in jax.grad(loss)([leaves[i] for i in varied])]
-        grads = [g / jnp.asarray(self.scale, g.dtype) for g in wide]
-        by_position = dict(zip(varied, grads, strict=True))
-        return jax.tree.unflatten(structure, [by_position.get(i) for i in range(len(leaves))])
+        wide = {i: g.astype(at_least_float32(g.dtype)) for i, g in jax.grad(loss)(varied).items()}
+        grads = {i: g / jnp.asarray(self.scale, g.dtype) for i, g in wide.items()}
+        return jax.tree.unflatten(structure, [grads.get(i) for i in range(len(leaves))])
 
 
 def compare(
@@ -144,11 +136,10 @@ def compare(
     _check(half, args, ignored=dtype is None and (lists is not None or level != "default" or bool(keep_float32)))
     program = _traced(half, args, names)
     plain = program if dtype is None else _traced(dataclasses.replace(half, options=None), args, names)
-    found = _half_dtype(program.jaxpr) if dtype is None else amp.half_dtype(dtype)
     progress, recorder = _Progress(program.jaxpr), PairRecorder(program.platform)
     recorder.on_operation = progress.add
     ran = recorder.run(program.jaxpr, program.names, program.arrays)
-    report, results = _judged(half, program, plain, found, tuple(recorder.unfollowed), ran)
+    report, results = _judged(half, program, plain, tuple(recorder.unfollowed), ran)
     if not report.is_off or dtype is None:
         return report
     counted = {i: results[i][1] for i, name in enumerate(program.results) if name in report.errors}
@@ -159,15 +150,13 @@ def _judged(
     half: _Half,
     program: Traced,
     plain: Traced,
-    dtype: np.dtype[Any],
     unfollowed: tuple[str, ...],
     ran: tuple[list[Any], list[Tensor | None], Statistics],
 ) -> tuple[ErrorReport, list[Any]]:
-    """Returns the report of a program without mends, and its results beside those in float32.
-
-    `plain`: the program without autocast. `ran`: what `PairRecorder.run` returned.
-    """
+    """Returns the report without mends, and the results beside those in float32; `plain` is without autocast."""
     results, tensors, statistics = ran
+    dtypes = {amp.half_dtype(half.options["dtype"])} if half.options else _half_dtypes(program.jaxpr)
+    dtype = dtypes.pop() if len(dtypes) == 1 else HALF[0]
     constants = lost_constants(plain.jaxpr, plain.platform)
     if plain is not program and constants.is_rounded and not plain.jaxpr.effects:
         results = _beside_float32(plain, results)
@@ -176,11 +165,15 @@ def _judged(
     empty = [name for name, outcome in named if not outcome.is_compared]
     measured = [one for one in zip(program.results, tensors, strict=True) if one[0] not in empty]
     analysis = Analysis(statistics, measured, dtype, [name for name, outcome in named if outcome.overflows])
+    errors = dict.fromkeys(analysis.compared, 0.0)
+    for name, outcome in named:
+        if name in errors:  # of results with one name, the largest
+            errors[name] = max(errors[name], outcome.error)
     report = ErrorReport(
         function=half.__name__,
         dtype=dtype,
         analysis=analysis,
-        errors=_errors(named, analysis.compared),
+        errors=errors,
         rewritten=plain is not program,
         nonfinite=not all(outcome.is_finite for outcome in outcomes),
         unfollowed=unfollowed,
@@ -201,10 +194,7 @@ def _traced(half: _Half, args: Sequence[PyTree], names: Sequence[str]) -> Traced
 
 
 def _beside_float32(plain: Traced, results: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Returns results of a half program, each beside the result of a function in float32.
-
-    `autocast` takes the constants of a function that is half already as JAX rounds them. Those of `plain` are exact.
-    """
+    """Returns half results beside float32 ones with exact constants; autocast takes those that JAX rounded."""
     exact = in_float32(plain.jaxpr, plain.platform)
     compiled = jax.jit(exact, compiler_options=jax_compat.options_for_one_run(plain.platform))
     return [(half, wide) for (half, _), wide in zip(results, compiled(*map(widened, plain.arrays)), strict=True)]
@@ -251,53 +241,33 @@ class _Progress:
             console.complain(f"compare: {what}")
 
 
-def _errors(outcomes: Sequence[tuple[str, Outcome]], compared: Sequence[str]) -> dict[str, float]:
-    """Returns the errors of the compared results by name; of results with one name, the largest."""
-    errors = dict.fromkeys(compared, 0.0)
-    for name, outcome in outcomes:
-        if name in errors:
-            errors[name] = max(errors[name], outcome.error)
-    return errors
-
-
 def _half_dtypes(jaxpr: Jaxpr) -> set[np.dtype[Any]]:
     """Returns the half dtypes in which a program computes."""
     atoms = (atom for eqn in jax_compat.equations(jaxpr) for atom in eqn.outvars)
     return {np.dtype(atom.aval.dtype) for atom in atoms if is_half(atom.aval)}
 
 
-def _half_dtype(jaxpr: Jaxpr) -> np.dtype[Any]:
-    """Returns the half dtype in which a program computes; float16 if it computes in none or in both."""
-    dtypes = _half_dtypes(jaxpr)
-    return dtypes.pop() if len(dtypes) == 1 else HALF[0]
-
-
 def _mends(
     report: ErrorReport, half: _Half, args: Sequence[PyTree], exact: Mapping[int, Any], progress: _Progress
 ) -> tuple[Mend, ...]:
-    """Returns the changes that remove some of the error, best first, then those that only make the results finite.
-
-    Tried are float32 for the largest contributors, bfloat16, and another loss scale.
-    """
+    """Returns the changes that help, as `ErrorReport.mends`: float32, bfloat16 and another loss scale are tried."""
     assert half.options is not None
     kept = half.options["keep_float32"]
-    tried: dict[str, _Half] = {}
+    tried: dict[str, dict[str, Any]] = {}
     takes: dict[str, str] = {}
     for one in report.contributors[:_TRIED]:
         if one.row.path and one.row.primitive and one.share > 0.02:
-            pattern = expression(one.row.path)
-            pattern = f"{kept}|{pattern}" if kept else pattern
-            tried[f"keep_float32={pattern!r}"] = dataclasses.replace(
-                half, options=half.options | {"keep_float32": pattern}
-            )
+            pattern = "|".join(filter(None, (kept, expression(one.row.path))))
+            tried[f"keep_float32={pattern!r}"] = {"keep_float32": pattern}
     if report.dtype == np.float16:
-        tried["dtype='bfloat16'"] = dataclasses.replace(half, options=half.options | {"dtype": jnp.bfloat16})
+        tried["dtype='bfloat16'"] = {"dtype": jnp.bfloat16}
     errors = {}
-    for change, changed in tried.items():
+    for change, options in tried.items():
         progress.say(f"trying {change}")
+        changed = dataclasses.replace(half, options=half.options | options)
         with contextlib.suppress(ValueError):  # the path has no operation that autocast could keep
             errors[change] = _largest_error(_compiled(changed, args)(), exact)
-            takes[change] = _takes(half, changed, args) if change.startswith("keep_float32") else ""
+            takes[change] = _takes(half, changed, args) if "keep_float32" in options else ""
     if report.dtype == np.float16 and half.of == "grad":
         progress.say("trying loss scales")
         exponent, error = _best_scale(half, args, exact)
@@ -310,10 +280,7 @@ def _mends(
 
 
 def _removed(error: float, report: ErrorReport) -> float:
-    """Returns the fraction of the error of a report that a change removes; 0.0 where the results remain wrong.
-
-    They do if they are off by 100 %. Infinite results must come below the limit, because no part of them was right.
-    """
+    """Returns the fraction of the error of a report that a change removes; 0.0 where the results remain wrong."""
     if error >= 1:
         return 0.0
     if math.isinf(report.error):
@@ -322,10 +289,7 @@ def _removed(error: float, report: ErrorReport) -> float:
 
 
 def _best_scale(half: _Half, args: Sequence[PyTree], exact: Mapping[int, Any]) -> tuple[int, float]:
-    """Returns the exponent of half the largest loss scale with finite gradients, and the error of the gradients there.
-
-    The scale is an argument of one compiled program, which the bisection runs.
-    """
+    """Returns the exponent of half the largest loss scale with finite gradients, and the error there."""
 
     def scaled(scale: Array, *args: PyTree) -> Any:
         return dataclasses.replace(half, scale=scale)(*args)

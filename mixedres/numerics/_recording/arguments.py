@@ -16,14 +16,7 @@ from mixedres._internal.types import Array, Function, Jaxpr, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """A traced function.
-
-    Attributes:
-      jaxpr: the program, closed.
-      arrays, names: its arguments, and their names.
-      results: names of its results.
-      platform: platform for which the program is compiled: where the arguments are, or the default.
-    """
+    """A traced function: its closed program, arguments and results, and the platform where the arguments are."""
 
     jaxpr: Jaxpr
     arrays: list[Any]
@@ -33,13 +26,7 @@ class Traced:
 
     @classmethod
     def of(cls, fn: Function, args: Sequence[PyTree], names: Sequence[str]) -> Traced:
-        """Traces `fn(*args)`.
-
-        `args`: its arguments; leaves that are no arrays, such as Python numbers, are passed unchanged. `names`: names
-        of the arguments; default: 'argument 0' and so on.
-
-        Raises ValueError if the number of names is not that of the arguments; TypeError if a result is no array.
-        """
+        """Traces `fn(*args)`; ValueError: for another number of names; TypeError: for a result that is no array."""
         names = list(names) or [f"argument {i}" for i in range(len(args))]
         if len(names) != len(args):
             raise ValueError(f"names must have one name for each of the {len(args)} arguments, got {names!r}")

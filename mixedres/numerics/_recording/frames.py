@@ -7,8 +7,10 @@ selects an array: it has the iterations of the surrounding loops, outermost firs
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -17,20 +19,23 @@ from mixedres._internal.jaxprs.module_paths import modules
 
 # The path of a constant array of the program.
 CONSTANT = "a constant"
+# Their results are right if an operand is infinite in place of a number beyond the range.
+_SATURATING = {"select_n", "clamp", "max", "min", "reduce_max", "reduce_min", "reduce_window_max", "reduce_window_min"}
+_SATURATING |= {"tanh", "logistic", "exp", "exp2", "expm1", "erf", "erfc", "atan", "sign", "sort"}
+_SATURATING |= {"select_and_scatter_add"}
+# They read a part of the operand; "" is the slice that an iteration of a scan reads.
+_SATURATING |= {"", "slice", "dynamic_slice", "gather", "split", "dynamic_update_slice", "scatter"}
+# They write into a mutable array, which is measured when it is read.
+_SATURATING |= {"new_ref", "swap", "addupdate"}
 Path = tuple[int, ...]
 Index = tuple[int, ...]
 
 
 @dataclasses.dataclass(eq=False)
 class Frame:
-    """The program, the body of a scan, or the body of a shard_map.
+    """The program, the body of a scan, or the body of a shard_map ('devices').
 
-    Attributes:
-      kind: 'program', 'scan', or 'devices' for a shard_map.
-      path: indices of the equations that lead to the call.
-      parent: the surrounding frame; None for the program.
-      length, reverse: number and order of the iterations of a scan.
-      tensors: the measured arrays in order of evaluation.
+    `path` has the indices of the equations that lead to it, `tensors` the measured arrays in order of evaluation.
     """
 
     kind: Literal["program", "scan", "devices"]
@@ -86,19 +91,15 @@ Links = Callable[[Index], list[Place]]
 
 @dataclasses.dataclass(eq=False)
 class Tensor:
-    """An array of the program.
+    """An array of the program; `source` and the like as in `Operation`.
 
     Attributes:
       frame, row: position of its statistics.
       path: indices of the equations that lead to its equation.
-      primitive: primitive of its equation; '' for an argument.
       name: name of an argument; '' for a result.
       scope: surrounding named scopes as JAX prints them, with 'jvp(...)' and 'transpose(...)'.
-      source: 'file:line (function)' of the code of the equation; '' if unknown to JAX.
-      dtype, shape: dtype and shape on one device.
       links: function of an index to the arrays from which this array was computed.
-      choosers: function of an index to the floating-point arrays from which integer operands were computed, such as the
-        indices of a gather.
+      choosers: function of an index to the floating-point arrays behind integer operands, such as indices of a gather.
       callers: the lines that called the function of `source`, innermost first.
     """
 
@@ -132,11 +133,7 @@ class Tensor:
 
 
 def place(tensor: Tensor | None, index: Index) -> Iterator[Place]:
-    """Yields `tensor` with the iterations of the scans around it; yields nothing for None, a constant.
-
-    `tensor`: the array that is read, or None. `index`: iterations of the scans around the reader; the reader is in the
-    frame of `tensor` or inside that frame.
-    """
+    """Yields a tensor with the iterations of the scans around it, of those around its reader; nothing for None."""
     if tensor is not None:
         yield tensor, index[: len(tensor.frame.scans())]
 
@@ -185,3 +182,65 @@ class Statistics:
         chosen = tuple(next(iterations) if frame.kind == "scan" else slice(None) for frame in chain)
         numbers = self._numbers[tensor.frame.path]
         return numbers[(*chosen, tensor.row)].reshape(-1, numbers.shape[-1])
+
+
+def places(tensors: Iterable[Tensor]) -> list[Place]:
+    """Returns every tensor in all iterations of the scans around it."""
+    return [
+        (tensor, index)
+        for tensor in tensors
+        for index in itertools.product(*(range(frame.length) for frame in tensor.frame.scans()))
+    ]
+
+
+def hidden(
+    tensors: Sequence[Tensor], is_bad: Callable[[Place], bool], is_written: Callable[[Place], bool]
+) -> list[tuple[Place, Place]]:
+    """Returns pairs of an infinite array that was computed from finite arrays, and a finite array that it leads to.
+
+    Operations that are right for an infinite operand, such as tanh or a maximum, do not count, nor arrays that the
+    program wrote or was given (`is_written`).
+    """
+    bad = {place for place in places(tensors) if is_bad(place)}
+    if not bad:
+        return []
+    read_by: dict[Place, list[Place]] = defaultdict(list)
+    for place in places(tensors):
+        for found in place[0].links(place[1]):
+            read_by[found].append(place)
+    pairs: dict[tuple[Tensor, Tensor], tuple[Place, Place]] = {}
+    for origin in bad:
+        if is_written(origin) or any(cause in bad for cause in origin[0].links(origin[1])):
+            continue
+        seen, queue = {origin}, [origin]
+        while queue:
+            for reader in read_by[queue.pop()]:
+                if reader in bad and reader not in seen:
+                    seen.add(reader)
+                    queue.append(reader)
+                elif reader not in bad and reader[0].primitive not in _SATURATING:
+                    pairs.setdefault((origin[0], reader[0]), (origin, reader))
+    return sorted(pairs.values(), key=lambda pair: pair[0][0].path)
+
+
+def factors(tensors: Sequence[Tensor]) -> set[Tensor]:
+    """Returns the factors of derivatives that were computed in the forward pass, such as 0.5 / sqrt(x) for sqrt(x).
+
+    Only the backward pass reads a factor, and the operation that is differentiated has the same source line.
+    """
+    read_by: dict[Tensor, list[Tensor]] = defaultdict(list)
+    first_at: dict[str, Tensor] = {}
+    for tensor in tensors:
+        depth = len(tensor.frame.scans())
+        first_at.setdefault(tensor.source, tensor)
+        later = tuple(min(1, frame.length - 1) for frame in tensor.frame.scans())
+        for found, _ in dict.fromkeys([*tensor.links((0,) * depth), *tensor.links(later)]):
+            read_by[found].append(tensor)
+    result: set[Tensor] = set()
+    for tensor in reversed(tensors):
+        readers = read_by[tensor]
+        in_jvp = "jvp(" in tensor.scope and "transpose(" not in tensor.scope and tensor.source
+        only_backward = all("transpose(" in reader.scope or reader in result for reader in readers)
+        if in_jvp and readers and first_at[tensor.source] is not tensor and only_backward:
+            result.add(tensor)
+    return result

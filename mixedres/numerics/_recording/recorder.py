@@ -44,10 +44,9 @@ KEPT = 4096
 
 
 class Value(NamedTuple):
-    """An array, or what a subclass of `Recorder` has for one, and the measured tensor with its elements.
+    """An array, or what a `Recorder` has for one, and the measured tensor with its elements.
 
-    The tensor of integers and constants is None. Integers and booleans have the measured tensors from which they were
-    computed, in `choosers`.
+    Integers and constants have none; integers have in `choosers` the tensors from which they were computed.
     """
 
     array: Any
@@ -154,35 +153,25 @@ class Recorder:
 
     def returned(self, array: Array) -> Any:
         """Returns what `run` returns of a result."""
-        return None
+        return array
 
     def run(
         self, jaxpr: Jaxpr, names: Sequence[str], arrays: Sequence[Array]
     ) -> tuple[list[Any], list[Tensor | None], Statistics]:
-        """Compiles and runs a closed jaxpr on the arguments `arrays`, which are called `names`.
-
-        Results are rounded to their dtype after every operation, as the program is written.
-
-        Returns `returned` of the results, the tensors of the results, and the statistics of all arrays.
-        """
+        """Runs a closed jaxpr on named arrays; returns `returned` and tensors of the results, and all statistics."""
         tensors: list[Tensor | None] = []
 
         def measured(*arrays: Array) -> tuple[list[Any], Numbers]:
-            results, numbers = self.program(jaxpr, names, arrays)
+            tape, named = self._tape(Frame("program", ())), enumerate(zip(arrays, names, strict=True))
+            args = [self._argument(tape, array, (-1, i), link(), name) for i, (array, name) in named]
+            results = self._body(jaxpr, tape, Site(), args)
             tensors[:] = [result.tensor for result in results]
-            return [self.returned(result.array) for result in results], numbers
+            return [self.returned(result.array) for result in results], self._collected(tape)
 
         self._is_whole = bool(jax_compat.opened(jaxpr)[0].effects)
         run = jax.jit(measured, compiler_options=self._options) if self._is_whole else measured
         results, numbers = run(*arrays)
         return results, tensors, Statistics(self.frames, jax.device_get(numbers))
-
-    def program(self, jaxpr: Jaxpr, names: Sequence[str], arrays: Sequence[Array]) -> tuple[list[Value], Numbers]:
-        """Results and statistics of a closed jaxpr on the arguments `arrays`, which are called `names`."""
-        tape = self._tape(Frame("program", ()))
-        named = enumerate(zip(arrays, names, strict=True))
-        args = [self._argument(tape, array, (-1, i), link(), name) for i, (array, name) in named]
-        return self._body(jaxpr, tape, Site(), args), self._collected(tape)
 
     def _tape(self, frame: Frame) -> Tape:
         self.frames[frame.path] = frame  # JAX may trace a body twice; the frames are the same then

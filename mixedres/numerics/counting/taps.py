@@ -32,10 +32,7 @@ _SHAPE = (2, 2, _SLOTS)  # (value or gradient, low or high part, bin)
 
 @dataclasses.dataclass
 class _Capture:
-    """Mode of taps: they add to `names`, and return statistics as gradients of those of them that are in `dummies`.
-
-    `reached` collects the names of the taps on which the loss depends.
-    """
+    """Mode of taps: they add to `names`, return gradients of `dummies`, and mark what the loss reached."""
 
     names: dict[str, np.dtype] = dataclasses.field(default_factory=dict)
     dummies: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
@@ -213,3 +210,30 @@ def read(statistics: TapStatistics) -> dict[str, Tapped]:
         if executions:
             read[name] = Tapped(dtype, Exponents(counts[0, :-1]), Exponents(counts[1, :-1]), executions)
     return read
+
+
+def tap_modules(fn: Callable[..., T]) -> Callable[..., T]:
+    """Returns `fn` with a tap on the result of every Linen module that it calls, named by its path: 'block1/conv2'.
+
+    All calls of a module are one tap; methods other than `__call__` have none. The outermost module has a tap, with the
+    name of its class, only if it contains no other module.
+    """
+    import flax.linen as nn  # numerics needs JAX alone
+
+    def run(*args: PyTree, **kwargs: Any) -> T:
+        inside = 0
+
+        def interceptor(call: Callable[..., Any], args: PyTree, kwargs: Any, context: Any) -> Any:
+            nonlocal inside
+            before = inside
+            result = call(*args, **kwargs)
+            path = "/".join(context.module.path)
+            if context.method_name != "__call__" or (not path and inside > before):
+                return result
+            inside += 1
+            return tap(result, path or type(context.module).__name__)
+
+        with nn.intercept_methods(interceptor):
+            return fn(*args, **kwargs)
+
+    return run

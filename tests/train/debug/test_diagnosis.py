@@ -8,7 +8,7 @@ import pytest
 
 from mixedres import precision, train
 from mixedres.numerics import ArrayRecord, Finding
-from mixedres.numerics._nonfinite.finding import Origin
+from mixedres.numerics._nonfinite import Origin
 
 
 def findings(dtype):

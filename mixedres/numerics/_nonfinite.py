@@ -1,20 +1,27 @@
-"""The result of `first_nonfinite`, and the search for the origin of infinities and NaNs."""
+"""`first_nonfinite`: the first array of a program with infinities or NaNs, and where they came from."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from mixedres._internal.errors import listed
 from mixedres._internal.jaxprs.module_paths import expression
-from mixedres.numerics._recording.frames import Operation, Place, Statistics, Tensor, outside
-from mixedres.numerics._recording.readers import factors, hidden
+from mixedres._internal.tree import is_inexact
+from mixedres._internal.types import Array, Function, PyTree
+from mixedres.numerics._recording.arguments import Traced
+from mixedres.numerics._recording.frames import Operation, Place, Statistics, Tensor, factors, hidden, outside
+from mixedres.numerics._recording.recorder import Recorder
 
 # The status of an array in its statistics; 0 is neither.
-FINITE, MASKED = 1.0, 0.5
-FACTOR = "backward (a factor of the derivative, computed in the forward pass)"
+_FINITE, _MASKED = 1.0, 0.5
+_FACTOR = "backward (a factor of the derivative, computed in the forward pass)"
 # These compute nothing: infinities in their results were written by the program.
 _WRITES = {"select_n", "concatenate", "pad", "scatter", "dynamic_update_slice"}
 
@@ -45,8 +52,7 @@ class Origin:
       devices: mesh positions of the devices where it is not finite; () outside shard_map.
       iterations: iterations of the surrounding loops, outermost first.
       position: index of the array in the arrays of the finding.
-      repeat: (number, count) of the array among those that the same operations of the same line computed, as in equal
-        layers.
+      repeat: (number, count) of the array among those of equal operations of its line, as in equal layers.
       caller: line that called the function of the line; '' if unknown.
     """
 
@@ -123,7 +129,7 @@ class Finding:
         return f"the first array that is not finite is {self.origin}{loops}; {ending}. {self.origin.advice}"
 
 
-class Search:
+class _Search:
     """Search in the statistics [status, largest finite magnitude] of all arrays of a program."""
 
     def __init__(self, statistics: Statistics) -> None:
@@ -186,25 +192,25 @@ class Search:
         )
 
     def _finite(self, place: Place) -> bool:
-        return bool((self._statistics.at(place)[:, 0] == FINITE).all())
+        return bool((self._statistics.at(place)[:, 0] == _FINITE).all())
 
     def _is_mask(self, place: Place) -> bool:
         """Returns whether the array was written with -inf as its only nonfinite value."""
         tensor, index = place
         written = tensor.primitive in _WRITES or not tensor.links(index)
-        return written and bool((self._statistics.at(place)[:, 0] >= MASKED).all())
+        return written and bool((self._statistics.at(place)[:, 0] >= _MASKED).all())
 
     def _bad_devices(self, place: Place) -> tuple[int, ...]:
         if not any(frame.kind == "devices" for frame in place[0].frame.chain()):
             return ()
-        return tuple(np.flatnonzero(self._statistics.at(place)[:, 0] != FINITE).tolist())
+        return tuple(np.flatnonzero(self._statistics.at(place)[:, 0] != _FINITE).tolist())
 
     def _row(self, tensor: Tensor, numbers: np.ndarray) -> ArrayRecord:
         argument = tensor if tensor.name or tensor.primitive else next(outside(tensor), tensor)
-        about = vars(argument.operation) | ({"direction": FACTOR} if argument in self._factors else {})
+        about = vars(argument.operation) | ({"direction": _FACTOR} if argument in self._factors else {})
         return ArrayRecord(
             **about | {"dtype": tensor.dtype, "shape": tensor.shape},
-            finite=bool((numbers[:, 0] == FINITE).all()),
+            finite=bool((numbers[:, 0] == _FINITE).all()),
             largest=float(numbers[:, 1].max()),
         )
 
@@ -213,3 +219,63 @@ def _repeat(tensor: Tensor, tensors: list[Tensor]) -> tuple[int, int]:
     """Returns the number of a tensor among those of equal operations of its line, from 1, and their count."""
     alike = [other for other in tensors if tensor.source and other.operation == tensor.operation]
     return (alike.index(tensor) + 1, len(alike)) if tensor in alike else (1, 1)
+
+
+@jax.jit
+def _statistics(array: jax.Array) -> jax.Array:
+    """Returns float32 [status, largest finite magnitude]; the status is FINITE, MASKED (only -inf) or 0."""
+    real = jnp.issubdtype(array.dtype, jnp.floating)
+    finite = lax.is_finite(array) if real else jnp.isfinite(array)
+    magnitude = lax.abs(array).astype(jnp.float32)
+    # Constants with a dtype: numbers of Python become float64 where JAX is set to x64.
+    zero, is_mask = np.float32(0), array.astype(jnp.float32) == np.float32(-np.inf) if real else np.zeros((), bool)
+    masked = jnp.where(is_mask, np.float32(_MASKED), zero)
+    operands = jnp.where(finite, np.float32(_FINITE), masked), jnp.where(finite, magnitude, zero)
+    # One reduction with two results: with thousands of arrays compilation takes most of the time.
+    start, axes = (np.float32(1), np.float32(0)), tuple(range(array.ndim))
+    return jnp.stack(lax.reduce(operands, start, lambda a, b: (lax.min(a[0], b[0]), lax.max(a[1], b[1])), axes))
+
+
+class _FiniteRecorder(Recorder):
+    """Measures whether arrays are finite, and their largest finite magnitude."""
+
+    def measure(self, array: Array) -> Any:
+        """Returns `_statistics`."""
+        return _statistics(array)
+
+
+def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> Finding:
+    """Runs `fn(*args)` and finds the first array that is not finite.
+
+        print(first_nonfinite(lambda x: jnp.log(x - 1e9).sum(), x))
+
+    Measures for every floating-point array whether it is finite, and its largest finite magnitude, also in called
+    functions, derivatives and the bodies of scan and shard_map. A `while` loop or a `cond` counts as one operation.
+    Results are rounded to their dtype after every operation, as the program is written; a program that is compiled
+    normally may compute intermediate values with more digits and a larger range.
+
+    Args:
+      fn: a function of pytrees of arrays, jitted or not. Named scopes become paths; modules of Flax Linen
+        open one each.
+      *args: its arguments, which may be sharded; leaves that are no arrays, such as numbers of Python and the
+        functions in an Equinox module, are passed unchanged. What `fn` changes in an nnx module is lost.
+      names: names of the arguments in the finding, such as ('params', 'batch'); default: 'argument 0' and so on.
+
+    Returns:
+      A `Finding`.
+
+    Raises:
+      TypeError: for a `fn` that returns anything but arrays or numbers.
+      ValueError: if the number of names is not that of the arguments.
+    """
+    program = Traced.of(fn, args, names)
+    recorder = _FiniteRecorder(program.platform)
+    results, tensors, statistics = recorder.run(program.jaxpr, program.names, program.arrays)
+    found = _Search(statistics).finding(list(zip(program.results, tensors, strict=True)))
+    # Constants of the program have no tensor.
+    constants = [
+        name
+        for name, result, tensor in zip(program.results, results, tensors, strict=True)
+        if tensor is None and is_inexact(result) and not jnp.isfinite(result).all()
+    ]
+    return dataclasses.replace(found, nonfinite_results=(*found.nonfinite_results, *constants))
