@@ -28,6 +28,7 @@ class Mixer(models.Network):
         x += nn.Dense(x.shape[1], dtype=dtype, name="tokens")(nn.gelu(y)).mT
         y = nn.LayerNorm(dtype=jnp.float32, name="norm2")(x).astype(dtype)
         x += nn.Dense(32, dtype=dtype, name="channels")(nn.gelu(y))
+        dtype = models.policy_of(self, "head").compute_dtype  # keep_float32=^/head$ makes it float32
         head = nn.Dense(self.num_classes, dtype=dtype, name="head")
         return head(x.astype(jnp.float32).mean(1)).astype(self.policy.output_dtype)
 

@@ -46,17 +46,17 @@ COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
 # Most lines of each unit, of JavaScript, of tests and of experiments. A number falls with every change that makes room,
 # and rises only by a commit that says what was worth it.
 LINES = {
-    "_internal": 2667,
+    "_internal": 2668,
     "amp": 3456,
     "checkpoints": 1949,
     "config": 834,
     "data": 3091,
     "doctor": 353,
-    "models": 1832,
+    "models": 1839,
     "numerics": 4239,
     "precision": 1138,
     "predict": 590,
-    "train": 3952,
+    "train": 3975,
     "": 687,
     "export": 590,
     "hosts": 494,
@@ -65,11 +65,11 @@ LINES = {
     "photographs": 1131,
     "trackers": 212,
     "javascript": 548,
-    "tests": 28525,
+    "tests": 28603,
     "experiments": 6812,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
-DEEP_NAMES = 130
+DEEP_NAMES = 131
 COMMANDS = ("main", "replay", "predict", "export", "doctor", "photographs.check", "photographs.prepare", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}

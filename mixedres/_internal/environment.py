@@ -118,7 +118,8 @@ def memory(device: Any, compiled_step: Any) -> dict[str, int | None]:
 def out_of_memory(error: BaseException) -> str | None:
     """Returns a line about needed and present memory if `error` says that memory ran out; else None."""
     text = " ".join(str(error).split())
-    if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in text and "Out of memory" not in text:
+    known = ("RESOURCE_EXHAUSTED", "Out of memory", "failed to map segment")
+    if not isinstance(error, MemoryError) and not any(words in text for words in known):
         return None
     asked = re.search(r"allocat\w* (\d[\d.]*) ?(bytes|[KMGT]i?B)", text)
     wanted = "" if asked is None else f": {_readable(float(asked[1]), asked[2])} more were asked for"

@@ -135,7 +135,7 @@ class WeightsFile(Facts):
         model = self.create_network(jmp.Policy(jnp.float32, jnp.float32, jnp.float32))
         images = jax.ShapeDtypeStruct((1, *self.input_shape()), jnp.float32)
         # The key is made inside: outside, it would be two programs to compile.
-        shapes: Variables = jax.eval_shape(lambda images: model.init(jax.random.key(0), images), images)
+        shapes: Variables = jax.eval_shape(lambda images: model.init(jax.random.key(0), images, train=False), images)
         return shapes
 
     def variables(self) -> Variables:

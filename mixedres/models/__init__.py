@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mixedres.models import kernel_layout, onednn
     from mixedres.models.factory import INITIALIZERS, compiler_options, create, for_platform
     from mixedres.models.folding import for_inference
-    from mixedres.models.layers import module_paths
+    from mixedres.models.layers import module_paths, policy_of
     from mixedres.models.normalize import NormalizeFn, normalization
     from mixedres.models.resnet import Network, ResNet
 
@@ -35,6 +35,7 @@ __all__ = [
     "name_of",
     "normalization",
     "onednn",
+    "policy_of",
     "resnet_shape",
 ]
 

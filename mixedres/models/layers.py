@@ -17,12 +17,18 @@ from mixedres.models.fused import NormConfig
 from mixedres.models.operations import convolution, max_pool, relu
 
 
-def policy_of(module: Any) -> jmp.Policy:
+def policy_of(module: Any, *names: str) -> jmp.Policy:
     """Returns the policy of a flax module that is being called: float32 if `module.keep_float32` matches its path.
 
+        dtype = policy_of(self, "head").compute_dtype  # of the layer `head` inside this module
+
     Paths are like /stem_conv, /block_layer1_1/conv1 and /head; an empty regular expression matches none.
+
+    Args:
+      module: a module with the fields `policy` and `keep_float32` of `mixedres.models.Network`.
+      *names: the path of a layer inside it; none: the module itself.
     """
-    return policy_at(module.path, module.policy, module.keep_float32)
+    return policy_at((*module.path, *names), module.policy, module.keep_float32)
 
 
 def policy_at(path: Sequence[str], policy: jmp.Policy, keep_float32: str) -> jmp.Policy:

@@ -88,7 +88,7 @@ def read_network_config(path: pathlib.Path) -> tuple[str | None, tuple[str, ...]
     try:
         labels = config.get("id2label") or {}
         names = tuple(str(labels[str(index)]) for index in range(len(labels))) or None
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a config of transformers ({error})") from None
     first = config.get("downsample_in_bottleneck")
     return None if first is None else "1" if first else "1.5", names
@@ -116,7 +116,7 @@ def read_timm_config(path: pathlib.Path) -> Record:
             known["input"] = {"shape": [height, width, channels], "mean": mean, "std": std, "resize": "area"}
             known["input"]["crop_pct"] = found.get("crop_pct") or _CROP_PCT
         return known
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ValueError(f"{path} is not a config of timm ({error!r})") from None
 
 

@@ -162,11 +162,29 @@ def _check_paths(experiment: Experiment) -> None:
             f"config.precision.keep_float32={keep_float32} matches no module; module paths look like "
             f"{nearest(keep_float32, paths)}"
         )
+    if keep_float32 and experiment.config.model.name in models.NETWORKS and _is_ignored(experiment):
+        raise ConfigError(
+            f"config.precision.keep_float32={keep_float32} changes nothing in {experiment.config.model.name}: give its "
+            "layers the dtypes of mixedres.models.policy_of(self, NAME), or set precision.implementation=graph_rewrite"
+        )
     if trainable and not any(jax.tree.leaves(optimizers.path_mask(trainable)(params))):
         raise ConfigError(
             f"config.trainable={trainable} matches no parameter; parameter paths look like /head/kernel and "
             "/block_layer1_1/conv1/kernel"
         )
+
+
+def _is_ignored(experiment: Experiment) -> bool:
+    """Returns whether a network that casts computes the same without `keep_float32`."""
+    if experiment.precision.implementation != "casting":
+        return False
+    images = jax.ShapeDtypeStruct((1, *experiment.source.image_shape), jnp.float32)
+    variables, changed = experiment.variable_shapes(), experiment.model.clone(keep_float32="")
+    programs = [
+        str(jax.make_jaxpr(partial(model.apply, train=False))(variables, images))
+        for model in (experiment.model, changed)
+    ]
+    return programs[0] == programs[1]
 
 
 def _optimizer(

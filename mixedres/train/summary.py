@@ -102,7 +102,9 @@ def closing_lines(
     ]
     place = shlex.quote(os.path.relpath(directory) if directory.is_relative_to(os.getcwd()) else str(directory))
     checkpoint = f"{place}@best (or {place}, the last step)" if has_better else place
-    following = f"next: mixedres predict --from={checkpoint} IMAGES"
+    files = dict.fromkeys(entry.partition(":")[2] for entry in experiment.config.imports)
+    imports = "".join(f" --import={shlex.quote(file)}" for file in files)
+    following = f"next: mixedres predict --from={checkpoint}{imports} IMAGES"
     if jax.process_count() > 1:
         words = f"note: several processes write no page of errors; type mixedres eval --workdir={place}"
     lines += [f"{', '.join(filter(None, cost))}; {directory / workdir.SUMMARY}", words, following]

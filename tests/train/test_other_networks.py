@@ -10,7 +10,7 @@ import jmp
 import numpy as np
 import pytest
 
-from mixedres import checkpoints, models, train
+from mixedres import checkpoints, models, precision, train
 from mixedres._internal.errors import ConfigError
 from tests import arrays, run_command
 from tests.train import run_cases
@@ -125,3 +125,39 @@ def test_options_of_resnets_are_refused(key):
     words = f"config.{name.replace('__', '.')}={value} is about ResNets, and model.name=convnext is none"
     with pytest.raises(ConfigError, match=words):
         run_cases.build(run_cases.tiny(model__name="convnext", **{name: value}))
+
+
+class Keeping(ConvNeXt):
+    """A network whose head heeds `keep_float32`, and whose `train` has no default."""
+
+    @nn.compact
+    def __call__(self, images, *, train):
+        x = images.reshape(len(images), -1).astype(self.policy.compute_dtype)
+        dtype = models.policy_of(self, "head").compute_dtype
+        return nn.Dense(self.num_classes, dtype=dtype, name="head")(x).astype(self.policy.output_dtype)
+
+
+def test_network_that_ignores_keep_float32_is_refused(place, monkeypatch):
+    monkeypatch.setitem(models.NETWORKS, "keeping", Keeping)
+    chosen = on_images(place)
+    chosen.precision.keep_float32 = "^/head$"
+    with pytest.raises(ConfigError, match=r"keep_float32=\^/head\$ changes nothing in convnext: give its layers the"):
+        train.plan(chosen)
+    chosen.model.name = "keeping"
+    kept = train.plan(chosen).experiment
+    variables = jax.tree.map(lambda x: np.full(x.shape, 1 / 3, np.float32), kept.variable_shapes())
+    images = np.ones((1, 24, 24, 3), np.float32)
+    exact = (24 * 24 * 3 + 1) / 3
+    found = [
+        experiment.model.apply(variables, images, train=False)[0, 0]
+        for experiment in (kept, kept.in_precision(precision.get("fp16")))
+    ]
+    assert found[0] == pytest.approx(exact, rel=2e-5) and found[1] != pytest.approx(exact, rel=2e-5)
+
+
+def test_network_without_a_default_of_train_is_read(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(models.NETWORKS, "keeping", Keeping)
+    chosen = on_images(place)
+    chosen.model.name = "keeping"
+    run_cases.fit(chosen, tmp_path / "run")
+    assert checkpoints.read_weights(tmp_path / "run").variables()["params"]["head"]["kernel"].shape == (1728, 3)

@@ -26,7 +26,6 @@ class Resources:
         """Starts the thread for the `devices` of a run, unless the `seconds` between two samples are 0."""
         self._devices = [device for device in devices if device.process_index == jax.process_index()]
         self._gpus = _gpus() if any(device.platform == "gpu" for device in self._devices) else []
-        self._process = psutil.Process()
         self._newest: dict[str, float] | None = None
         self._count, self._cpu_sum = 0, 0.0
         self._peaks: dict[str, float] = {}
@@ -73,7 +72,11 @@ class Resources:
         }
 
     def _processes(self) -> list[psutil.Process]:
-        return [self._process, *self._process.children(recursive=True)]
+        try:
+            own = psutil.Process()
+            return [own, *own.children(recursive=True)]
+        except (psutil.Error, OSError):  # no /proc
+            return []
 
 
 def _cpu_seconds(processes: list[psutil.Process]) -> float:
