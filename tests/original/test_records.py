@@ -195,3 +195,12 @@ def test_something_else_is_no_tfrecord(tmp_path, data):
     (tmp_path / "file").write_bytes(data)
     with pytest.raises(ValueError, match="is cut off after 0 records, or is no TFRecord file"):
         records.record_spans(tmp_path / "file")
+
+
+def test_record_larger_than_a_photograph_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "_MOST_BYTES", 3)
+    made.write_tfrecord(tmp_path / "file", [b"abc", b"abcd"])
+    files = whole([str(tmp_path / "file")])
+    assert files[0] == b"abc"
+    with pytest.raises(ValueError, match="has 4 bytes, more than 3"):
+        files[1]

@@ -1,11 +1,12 @@
 """Checkpoints of TensorFlow and files of Keras: what is read, and what is refused in one line.
 
-Whole networks of the official models are in tests/original; here are keras.applications', and what is not as it should
+Whole networks of the official models are in test_original; here are keras.applications', and what is not as it should
 be.
 """
 
 import subprocess
 import sys
+import zlib
 
 import h5py
 import jax
@@ -242,3 +243,22 @@ def test_damaged_checkpoints_of_tensorflow_are_refused(name, words, written):
 def test_tensorflow_checkpoint_is_read_without_optimizer_variables(name, written):
     file = checkpoints.read_weights(written / name)
     assert file.note == "from TensorFlow (r1)" and len(file.tensors) == len(small_r1())
+
+
+def test_hdf5_part_that_unpacks_to_more_is_refused(tmp_path, monkeypatch):
+    """A part that states 16 numbers and holds 4,000; and one by another filter."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        item = file.create_dataset("conv1_conv/kernel", (16,), np.float32, chunks=(16,), compression="gzip")
+        item[...] = np.ones(16)
+    assert weights_files.variables_of_keras(path)["conv1_conv/kernel"].sum() == 16
+    with h5py.File(path, "a") as file:
+        file["conv1_conv/kernel"].id.write_direct_chunk((0,), zlib.compress(bytes(16_000)))
+    assert "has a part that unpacks to more than 64 bytes" in made.message(weights_files.read_keras, path)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("conv1_conv/kernel", data=np.ones(16, np.float32), chunks=(16,), compression="lzf")
+    assert "is compressed by another filter than gzip" in made.message(weights_files.read_keras, path)
+    with h5py.File(path, "w") as file:
+        item = file.create_dataset("conv1_conv/kernel", (4,), np.float32, chunks=(16,), maxshape=(None,))
+        item[...] = np.ones(4)
+    assert "lies in parts that are larger than the data set" in made.message(weights_files.read_keras, path)
