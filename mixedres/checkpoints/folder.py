@@ -62,6 +62,16 @@ def steps_in(directory: pathlib.Path) -> list[int]:
     return sorted(int(name) for name in names if re.fullmatch("[0-9]{1,18}", name))
 
 
+def write_tensors(
+    path: pathlib.Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None
+) -> None:
+    """Writes a .safetensors file with the rights of the umask; safetensors' own files are their owner's alone."""
+    path.touch()
+    rights = path.stat().st_mode
+    safetensors.numpy.save_file(dict(tensors), path, metadata=metadata)
+    path.chmod(rights)
+
+
 def write(directory: pathlib.Path, step: int, arrays: Mapping[str, np.ndarray], record: str) -> None:
     """Writes the checkpoint of a step, and returns when it is on the disk; `record` is JSON."""
     partial = directory / f"{step}.tmp"
@@ -69,7 +79,7 @@ def write(directory: pathlib.Path, step: int, arrays: Mapping[str, np.ndarray], 
     try:
         directory.mkdir(exist_ok=True)
         partial.mkdir()
-        safetensors.numpy.save_file(dict(arrays), partial / STATE)
+        write_tensors(partial / STATE, arrays)
         (partial / RECORD).write_text(record)
         write_checksums(partial, (STATE, RECORD))
         for path in (partial / STATE, partial / RECORD, partial):

@@ -150,6 +150,8 @@ class Checkpoints:
                     if opened.is_whole() and not is_gone:
                         return opened, step, damaged, why
                     opened.close()
+                except PermissionError:
+                    raise OSError(f"{path} cannot be read: the files of its checkpoint are another user's") from None
                 except OSError as error:
                     why = why or f", {reason(error)}"
                 is_gone |= not path.exists()

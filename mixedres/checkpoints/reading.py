@@ -20,7 +20,7 @@ from mixedres._internal.formats import stamped
 from mixedres._internal.names import LAYOUTS
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import DType, Json, Record
-from mixedres.checkpoints import workdir
+from mixedres.checkpoints import folder, workdir
 from mixedres.checkpoints.documents import Facts, read_facts, read_record
 from mixedres.checkpoints.layouts import COUNTER, batches_of, layout_of
 from mixedres.checkpoints.manager import Checkpoints
@@ -191,7 +191,7 @@ def write_weights(
     whole = {name: np.asarray(value, order="C") for name, value in tensors.items()}
     try:
         with write_whole(path) as partial:
-            safetensors.numpy.save_file(whole, partial, metadata=metadata)
+            folder.write_tensors(partial, whole, metadata)
     except (OSError, safetensors.SafetensorError) as error:
         raise WeightsError(f"{path} cannot be written ({reason(error)})") from None
 

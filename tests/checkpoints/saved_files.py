@@ -10,9 +10,9 @@ def before_each(patch, action):
     """Calls `action` with the step of each checkpoint before its arrays are written."""
     write = folder.safetensors.numpy.save_file
 
-    def wait_and_write(arrays, path):
+    def wait_and_write(arrays, path, **options):
         action(int(path.parent.stem))
-        write(arrays, path)
+        write(arrays, path, **options)
 
     patch.setattr(folder.safetensors.numpy, "save_file", wait_and_write)
 

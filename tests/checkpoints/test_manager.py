@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from mixedres import checkpoints
 from mixedres._internal.errors import OtherModelError
 from mixedres._internal.files import CHECKSUMS
 from mixedres._internal.tree import fingerprint
@@ -255,6 +256,18 @@ def test_files_are_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, monk
     assert len(made) == 4 and made <= set(synced[:named])
     assert (tmp_path / "2" / CHECKSUMS).stat().st_ino in synced[: synced.index(CHECKSUMS)]
     assert synced[named + 1 :] == [tmp_path.stat().st_ino]
+
+
+def test_files_have_the_rights_of_the_umask(tmp_path):
+    """A colleague evaluates the run: safetensors alone would keep the arrays to the user who trained."""
+    before = os.umask(0o027)
+    try:
+        folder.write(tmp_path, 1, {"a": np.zeros(2)}, "{}")
+        checkpoints.write_weights(tmp_path / "w.safetensors", {"a": np.zeros(2, np.float32)})
+    finally:
+        os.umask(before)
+    files = [*(tmp_path / "1").iterdir(), tmp_path / "w.safetensors"]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o640} and len(files) == 4
 
 
 def test_fingerprint_sees_every_bit():
