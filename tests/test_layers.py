@@ -53,7 +53,7 @@ LINES = {
     "data": 3091,
     "doctor": 353,
     "models": 1839,
-    "numerics": 4239,
+    "numerics": 4299,
     "precision": 1138,
     "predict": 590,
     "train": 3975,
@@ -65,11 +65,11 @@ LINES = {
     "photographs": 1131,
     "trackers": 212,
     "javascript": 548,
-    "tests": 28645,
+    "tests": 28687,
     "experiments": 6812,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
-DEEP_NAMES = 131
+DEEP_NAMES = 132
 COMMANDS = ("main", "replay", "predict", "export", "doctor", "photographs.check", "photographs.prepare", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}

@@ -67,6 +67,8 @@ class ErrorReport:
       uncompared: names of the results that have nothing but infinities, NaNs and masks beyond 1e18 in float32 too.
       changed: {name: fraction of the elements that differ} of the results of integers, booleans or keys that do, and
         {name: fraction of the elements that are finite in half alone} of other results.
+      compiled: sentences about results of the program that XLA compiles whole, which differ from those of its
+        operations by more than roundings explain.
       is_half: whether the function computes in half before `autocast`.
       of: 'value' or 'grad', see `compare`.
     """
@@ -83,6 +85,7 @@ class ErrorReport:
     doubtful: tuple[str, ...] = ()
     uncompared: tuple[str, ...] = ()
     changed: dict[str, float] = dataclasses.field(default_factory=dict)
+    compiled: tuple[str, ...] = ()
     is_half: bool = False
     of: str = "value"
 
@@ -175,10 +178,10 @@ class ErrorReport:
     def is_fine(self) -> bool:
         """Returns whether nothing `is_off`, and all that could be off was compared.
 
-        False if `unfollowed`, `uncompared` or `changed` is not empty, and if all results are `noise`. For a function
-        that is half already, False also if `nonfinite` is true or `zeros` is not empty.
+        False if `unfollowed`, `uncompared`, `changed` or `compiled` is not empty, and if all results are `noise`. For a
+        function that is half already, False also if `nonfinite` is true or `zeros` is not empty.
         """
-        unknown = self.unfollowed or self.uncompared or self.changed or self._is_unknown
+        unknown = self.unfollowed or self.uncompared or self.changed or self.compiled or self._is_unknown
         return not (self.is_off or unknown or self._is_noise)
 
     @property
@@ -208,7 +211,7 @@ class ErrorReport:
     @property
     def verdict(self) -> str:
         """Returns the result of the comparison in a few sentences."""
-        return " ".join([self._verdict, *self._limits()])
+        return " ".join([*self.compiled, self._verdict, *self._limits()])
 
     @property
     def _verdict(self) -> str:

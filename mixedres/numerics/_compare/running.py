@@ -21,6 +21,7 @@ from mixedres._internal.jaxprs.module_paths import expression
 from mixedres._internal.tree import HALF, at_least_float32, is_half, is_inexact
 from mixedres._internal.types import Array, DType, Function, Jaxpr, PyTree
 from mixedres.numerics._compare.analysis import Analysis
+from mixedres.numerics._compare.compiled import parted
 from mixedres.numerics._compare.constants import lost_constants, unrounded
 from mixedres.numerics._compare.exact import in_float32, widened
 from mixedres.numerics._compare.recorder import Outcome, PairRecorder
@@ -181,6 +182,7 @@ def _judged(
         doubtful=constants.doubtful,
         uncompared=tuple(empty),
         changed={name: outcome.changed for name, outcome in named if outcome.changed},
+        compiled=() if unfollowed else tuple(parted(program, results)),
         is_half=bool(_half_dtypes(plain.jaxpr)),
         of=half.of,
     )
