@@ -363,7 +363,7 @@ def test_processes_that_cannot_join_name_the_reason():
     code = "import sys; from mixedres.hosts import join; join(False, sys.argv[1], 3, int(sys.argv[2]), 6.0)"
     duplicates = [start(["-c", code, f"127.0.0.1:{port}", str(index)]) for index in (0, 1, 1)]
     lonely = start(["-c", code, f"127.0.0.1:{silent}", "1"])
-    unscheduled = start(["-c", "from mixedres.train import distributed; hosts.join(True)"])
+    unscheduled = start(["-c", "from mixedres import hosts; hosts.join(True)"])
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
         *joined, refused, (_, _, listens), (status, _, err) = finish(
