@@ -130,3 +130,13 @@ def place(tmp_path_factory):
     from tests.train import run_cases
 
     return run_cases.image_run(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def small_network():
+    """Every network of the module is stem and head; for tests whose subject is the run."""
+    from tests.train import run_cases
+
+    with pytest.MonkeyPatch.context() as patch:
+        run_cases.shrink(patch)
+        yield

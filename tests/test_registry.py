@@ -161,15 +161,13 @@ def test_nothing_is_imported_because_a_run_names_it(tmp_path):
         registry.check_needed({"imports": ["model.name:/x.py"], "model.name": "mine"}, "here")
 
 
-def test_reader_of_weights_by_the_end_of_a_file(place, tmp_path, monkeypatch):
+def test_reader_of_weights_by_the_end_of_a_file(tmp_path, monkeypatch):
     monkeypatch.setitem(registry.WEIGHTS, ".npz", lambda path: (np.load(path), "from NumPy", {}))
-    trained, path = checkpoints.read_weights(place / "run"), tmp_path / "weights.npz"
-    np.savez(path, **trained.tensors)
-    chosen = run_cases.on_images(place, "fp16")
-    chosen.init_from = str(path)
-    initial = mixedres.train.plan(chosen).initial
+    variables, path = run_cases.random_variables(), tmp_path / "weights.npz"
+    np.savez(path, **checkpoints.to_tensors(variables, "mixedres"))
+    initial = mixedres.train.plan(run_cases.tiny(init_from=path)).initial
     assert "from NumPy" in initial.note and initial.has_head
-    np.testing.assert_array_equal(initial.variables["params"]["head"]["bias"], trained.tensors["params/head/bias"])
+    np.testing.assert_array_equal(initial.variables["params"]["head"]["bias"], variables["params"]["head"]["bias"])
 
 
 class Corner:
@@ -235,6 +233,7 @@ class Table:
         return f"{len(self.rows)} rows"
 
 
+@pytest.mark.usefixtures("small_network")
 def test_output_of_predict_by_the_end_of_its_name(place, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(registry.OUTPUTS, ".csv", Table)
     image = next((place / "images" / "val").rglob("*.jpg"))

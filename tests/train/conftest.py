@@ -8,14 +8,6 @@ from tests.train import run_cases, step_cases
 
 
 @pytest.fixture(scope="module")
-def small_network():
-    """Every network of the module is stem and head; for tests whose subject is the run."""
-    with pytest.MonkeyPatch.context() as patch:
-        run_cases.shrink(patch)
-        yield
-
-
-@pytest.fixture(scope="module")
 def one_block():
     """Every network of the module is stem, one block and head."""
     with pytest.MonkeyPatch.context() as patch:
