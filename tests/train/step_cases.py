@@ -64,7 +64,8 @@ def compiled(preset, devices, sync, ema, scale, tx, fused=False, stages=(), dona
 
 
 def make(preset="fp32", *, devices=1, loss_scale=None, sync=False, ema=True, tx=None, **options):
-    """(jitted step, first state) of the small network."""
+    """(jitted step, first state) of the small network; three skipped steps in a row end a run."""
+    options = {"max_consecutive_skips": 3} | options
     # Loss scales hold arrays, which no cache can hash.
     make_step = compiled if loss_scale is None else compiled.__wrapped__
     train_step, first_state = make_step(preset, devices, sync, ema, loss_scale, tx, **options)
