@@ -65,11 +65,11 @@ LINES = {
     "photographs": 1131,
     "trackers": 212,
     "javascript": 632,
-    "tests": 28562,
+    "tests": 28591,
     "experiments": 6812,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
-DEEP_NAMES = 131
+DEEP_NAMES = 132
 COMMANDS = ("main", "replay", "predict", "export", "doctor", "photographs.check", "photographs.prepare", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}

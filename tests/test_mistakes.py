@@ -91,6 +91,7 @@ def whole(tmp_path_factory):
     made.write_noise(here / "images", 40, 40, "PNG", count=6)
     with pytest.MonkeyPatch.context() as patch:
         run_cases.shrink(patch)
+        run_cases.without_training(patch)
         assert main.main(["mixedres", *arguments_of(WORDS["RUN"]), f"--workdir={here / 'run'}"]) == 0
         (here / "begun" / "checkpoints").mkdir(parents=True)
         shutil.copy(here / "run" / "config.json", here / "begun")
