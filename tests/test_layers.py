@@ -65,11 +65,11 @@ LINES = {
     "photographs": 1131,
     "trackers": 212,
     "javascript": 632,
-    "tests": 28591,
+    "tests": 28598,
     "experiments": 6812,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
-DEEP_NAMES = 132
+DEEP_NAMES = 131
 COMMANDS = ("main", "replay", "predict", "export", "doctor", "photographs.check", "photographs.prepare", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}
@@ -287,36 +287,31 @@ print(json.dumps([name for name in sys.modules if name.split(".")[0] in ("torch"
     assert run(code, tmp_path) == []
 
 
-# For each process: (modules, what is imported before them, what they must not bring), in the order of the imports.
-PROCESSES = {
-    "data and libraries": [
-        ("mixedres", "json", "jax numpy flax optax mixedres.amp mixedres.data mixedres.train"),
-        # Workers that only read data have no use for JAX, and what only some data sets need is slow to import.
-        (
-            "mixedres.data",
-            "numpy",
-            "jax jaxlib flax jmp optax absl sklearn scipy grain tensorflow_datasets array_record cv2 PIL simplejpeg "
-            "mixedres.config mixedres.data.datasets mixedres.data.images",
-        ),
-        # flax and optax import others (orbax, absl); only what the module adds to them counts.
-        ("mixedres.amp mixedres.numerics", "jax", "flax jmp optax absl ml_collections mixedres.precision"),
-        ("mixedres.precision", "optax jmp", "flax ml_collections orbax sklearn tensorboardX"),
-    ],
-    "commands": [
-        ("mixedres.models", "flax.linen jmp", "orbax sklearn ml_collections mixedres.precision"),
-        ("mixedres.predict.inference mixedres.export.network", "", "mixedres.train mixedres.doctor tensorboardX"),
-        ("mixedres.train.run mixedres.export.weights mixedres.doctor.examination mixedres.replay", "", ""),
-    ],
-}
+# (modules, what is imported before them, what they must not bring), in the order of the imports.
+IMPORTS = [
+    ("mixedres", "json", "jax numpy flax optax mixedres.amp mixedres.data mixedres.train"),
+    # Workers that only read data have no use for JAX, and what only some data sets need is slow to import.
+    (
+        "mixedres.data",
+        "numpy",
+        "jax jaxlib flax jmp optax absl sklearn scipy grain tensorflow_datasets array_record cv2 PIL simplejpeg "
+        "mixedres.config mixedres.data.datasets mixedres.data.images",
+    ),
+    # flax and optax import others (orbax, absl); only what the module adds to them counts.
+    ("mixedres.amp mixedres.numerics", "jax", "flax jmp optax absl ml_collections mixedres.precision"),
+    ("mixedres.precision", "optax jmp", "flax ml_collections orbax sklearn tensorboardX"),
+    ("mixedres.models", "flax.linen", "orbax sklearn ml_collections"),
+    ("mixedres.predict.inference mixedres.export.network", "", "mixedres.train mixedres.doctor tensorboardX"),
+    ("mixedres.train.run mixedres.export.weights mixedres.doctor.examination mixedres.replay", "", ""),
+]
 
 
-@pytest.mark.parametrize("process", PROCESSES)
-def test_libraries_import_no_more_than_they_need(process, tmp_path):
-    """In processes, because this one has imported all. Neither torch nor tensorflow, whatever is imported."""
+def test_libraries_import_no_more_than_they_need(tmp_path):
+    """In a process, because this one has imported all. Neither torch nor tensorflow, whatever is imported."""
     code = f"""
 import importlib, json, sys
 found = []
-for modules, before, _ in {PROCESSES[process]}:
+for modules, before, _ in {IMPORTS}:
     for name in before.split():
         importlib.import_module(name)
     old = set(sys.modules)
@@ -325,6 +320,6 @@ for modules, before, _ in {PROCESSES[process]}:
     found.append(sorted(set(sys.modules) - old))
 print(json.dumps(found))
 """
-    for (modules, _, absent), loaded in zip(PROCESSES[process], run(code, tmp_path), strict=True):
+    for (modules, _, absent), loaded in zip(IMPORTS, run(code, tmp_path), strict=True):
         for name in absent.split():
             assert not [each for each in loaded if each == name or each.startswith(f"{name}.")], (modules, name)

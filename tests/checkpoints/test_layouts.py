@@ -9,12 +9,19 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from mixedres import checkpoints, predict
+from mixedres import checkpoints, models, predict
 from mixedres.models import name_of
 from tests.data import made
 from tests.train import run_cases
 
 network = functools.cache(run_cases.random_variables)
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch):
+    """Networks of four filters: names and axes are the claim, and ResNet-26 has 56 MB."""
+    create = models.create
+    monkeypatch.setattr(models, "create", lambda name, **options: create(name, **options).clone(filters=4))
 
 
 @pytest.mark.parametrize(
@@ -34,8 +41,9 @@ def test_conversion_to_a_layout_and_back_is_exact(name, version, layout):
     assert name_of(found.bottleneck, found.stage_sizes) == name and found.num_classes == 7
 
 
-def test_names_and_shapes_of_torchvisions_resnet50():
+def test_names_and_shapes_of_torchvisions_resnet50(monkeypatch):
     """As torchvision's documentation and state dict have them: 161 parameters, 2 + 1 buffers in each of 53 norms."""
+    monkeypatch.undo()
     tensors = checkpoints.to_tensors(network("resnet50", classes=1000), "torchvision", batches=0)
     assert len(tensors) == 161 + 3 * 53
     shapes = {
@@ -91,10 +99,10 @@ def test_tensors_that_do_not_fit_are_listed():
     tensors = checkpoints.to_tensors(network(), "torchvision")
     del tensors["bn1.weight"]
     tensors["layer9.bias"] = np.zeros(3)
-    tensors["conv1.weight"] = np.zeros((16, 1, 3, 3))
+    tensors["conv1.weight"] = np.zeros((4, 1, 3, 3))
     assert made.message(checkpoints.from_tensors, tensors, network(), "torchvision") == (
         "1 missing: bn1.weight; 1 left over: layer9.bias; "
-        "1 of another shape: conv1.weight [16, 1, 3, 3] instead of [16, 3, 3, 3]"
+        "1 of another shape: conv1.weight [4, 1, 3, 3] instead of [4, 3, 3, 3]"
     )
 
 

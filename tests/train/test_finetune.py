@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("small_network")
 def backbone(tmp_path_factory, small_network):
     """The workdir of a short run."""
     directory = tmp_path_factory.mktemp("runs") / "backbone"
-    run_cases.fit(tiny(seed=3, eval_every=0), directory)
+    run_cases.fit(tiny(eval_every=0), directory)
     return directory
 
 

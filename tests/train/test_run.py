@@ -16,7 +16,7 @@ from mixedres._internal.errors import ConfigError, NonFiniteError
 from mixedres._internal.formats import stamped
 from mixedres.checkpoints import Checkpoints, RunDirectory
 from mixedres.data import Synthetic
-from mixedres.train import Experiment, loop, run
+from mixedres.train import Experiment, run
 from mixedres.train import summary as ending
 from tests import arrays
 from tests.train import run_cases
@@ -100,7 +100,7 @@ def test_compilation_in_the_loop_is_reported_and_the_first_batch_not_timed(tmp_p
 
     monkeypatch.setattr(Synthetic, "_batch", slow)
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + 1000 * len(drawn))  # seconds
-    monkeypatch.setattr(loop, "_MUCH_LARGER", 0.0)  # any test loss counts as large
+    monkeypatch.setattr("mixedres.train.loop._MUCH_LARGER", 0.0)  # any test loss counts as large
     run_cases.after(monkeypatch, run_cases.RunLog, "train", compile_one, step=3)
     summary = run_cases.fit(tiny(), tmp_path / "run")
     assert len(drawn) >= 2 and summary["train"]["seconds"] < 1000
@@ -224,5 +224,5 @@ def test_large_test_loss_of_young_statistics_is_explained(momentum, done, loss, 
     """More than three times the training loss, before 3 / (1 - momentum) steps."""
     experiment, said = build(tiny(batch_norm__momentum=momentum)), []
     log = types.SimpleNamespace(epoch_loss=2.0, print=said.append)
-    loop.Loop._note_young_statistics(types.SimpleNamespace(experiment=experiment, log=log), done, loss)
+    run.Loop._note_young_statistics(types.SimpleNamespace(experiment=experiment, log=log), done, loss)
     assert len(said) == says

@@ -140,8 +140,8 @@ def reference_step(state, batch, parts, chained=False):
     for index in range(parts):
         part = {name: np.split(array, parts)[index] for name, array in batch.items()}
         (loss, new), grads = reference_grads(state.params, stats[-1 if chained else 0], part)
-        found.append((grads, loss))
-        stats.append(new)
+        found.append(cases.host((grads, loss)))
+        stats.append(cases.host(new))
     grads, loss = mean(found)
     updates, _ = cases.optimizer().update(grads, state.opt_state.inner_state, state.params)
     return optax.apply_updates(state.params, updates), stats[-1] if chained else mean(stats[1:]), loss
