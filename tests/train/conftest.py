@@ -4,15 +4,7 @@ import gc
 
 import pytest
 
-from tests.train import run_cases, step_cases
-
-
-@pytest.fixture(scope="module")
-def one_block():
-    """Every network of the module is stem, one block and head."""
-    with pytest.MonkeyPatch.context() as patch:
-        run_cases.shrink(patch, blocks=1)
-        yield
+from tests.train import step_cases
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -65,9 +65,9 @@ def lies_as_ohwi(x):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_block")
 def test_ohwi_kernels_change_no_number_of_a_run(tmp_path, ohwi, monkeypatch):
     """Through evaluations, checkpoints, a resume, taps, and an average of the weights; files have no trace of it."""
+    run_cases.shrink(monkeypatch, blocks=1)
     options = {"model__fused": "true", "ema_decay": 0.9, "numerics__every": 2}
     experiment = build(run_cases.tiny("fp32", **options))
     state = train.start.new_state(experiment)
@@ -83,6 +83,7 @@ def test_ohwi_kernels_change_no_number_of_a_run(tmp_path, ohwi, monkeypatch):
     for count in (4, 6):  # the second goes on from the checkpoint of the first
         whole = run_cases.fit(run_cases.tiny("fp32", **options, steps=count), tmp_path / "ohwi")
     monkeypatch.undo()
+    run_cases.shrink(monkeypatch, blocks=1)
     plain = run_cases.fit(run_cases.tiny("fp32", **options), tmp_path / "plain")
     np.testing.assert_allclose(whole["eval"]["loss"], plain["eval"]["loss"], rtol=1e-5)
     assert whole["fused"] and plain["fused"]

@@ -53,11 +53,10 @@ def test_lines_and_histograms_of_every_layer(runs):
 @pytest.fixture(scope="module")
 def counts(small_network):
     """The experiment, and the counts of its first step."""
-    experiment = build(run_cases.tiny("fp16_static"))
+    experiment = build(run_cases.tiny())
     batch = experiment.shard_batch(next(iter(experiment.source.train_batches(16, seed=0, first_step=0))))
     step = train.monitor.in_wide_range(experiment).numerics_step()
-    variables = train.start.new_state(build(run_cases.tiny())).variables  # which no preset changes
-    return experiment, jax.device_get(step(variables, batch))
+    return experiment, jax.device_get(step(train.start.new_state(experiment).variables, batch))
 
 
 def test_monitor_warns_once_for_each_layer(counts, monkeypatch):
