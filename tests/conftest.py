@@ -114,12 +114,14 @@ def temporary_files(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def bounded_memory():
-    """Drops compiled programs after a module that left a worker large; most of them no other module uses."""
+def bounded_memory(request):
+    """Drops what a module compiled if it left a worker large; most programs no other module uses."""
     yield
     if ALL_PACKAGES and psutil.Process().memory_info().rss > 900e6:
         import jax
 
+        for cached in vars(request.module).values():
+            getattr(cached, "cache_clear", lambda: None)()
         jax.clear_caches()
         gc.collect()
 

@@ -220,17 +220,22 @@ def test_batches_of_own_data_are_checked(changed, words):
         next(batches)
 
 
-def test_command_and_function_train_the_same_plan(stripes, tmp_path, monkeypatch):
+def test_flags_reach_the_run(stripes, tmp_path, monkeypatch):
+    """As keys reach one that is trained from Python."""
     plans = []
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train, "fit", lambda plan, **given: plans.append(plan) or {})
     monkeypatch.setattr(mixedres.run, "load", lambda directory: stripes[0])
-    small = {"data.image_size": 8, "data.train_examples": 64, "data.num_classes": 4, "batch_size": 8, "steps": 2}
-    mixedres.fit("cifar10:bf16", {"data": "synthetic", "model": "cifar_resnet8", **small}, workdir=tmp_path / "a")
-    flags = [f"--config.{key}={value}" for key, value in small.items()]
-    name = "--config=cifar10:bf16,data=synthetic,model=cifar_resnet8"
-    assert main.main(["mixedres", name, *flags, f"--workdir={tmp_path / 'a'}"]) == 0
+    small = {"data.image_size": 8, "data.train_examples": 64, "epochs": 2.5, "batch_size": 8}
+    flags = [f"--config.{key}={value}" for key, value in small.items()] + ["--config.schedule.warmup=9 steps"]
+    name = "--config=cifar10:bf16,data=synthetic,model=cifar_resnet32,data.num_classes=4"
+    assert main.main(["mixedres", name, *flags, "--clean"]) == 0
+    small |= {"data": "synthetic", "model": "cifar_resnet32", "data.num_classes": 4, "schedule.warmup": "9 steps"}
+    mixedres.fit("cifar10:bf16", small, workdir=tmp_path / "runs" / "cifar10-bf16", clean=True)
     ours, theirs = plans
     assert ours.experiment.resolved == theirs.experiment.resolved and ours.directory == theirs.directory
+    assert ours.clean and (ours.config.model.name, ours.config.epochs) == ("cifar_resnet32", 2.5)
+    assert ours.source.train_examples == 64 and ours.experiment.warmup_steps == 9
 
 
 def test_network_of_the_weights_is_taken(stripes, tmp_path):
