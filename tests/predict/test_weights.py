@@ -31,11 +31,11 @@ def weights(place, tmp_path_factory):
     return path
 
 
-def with_tensors(path, weights, **changed):
+def changed(path, weights, **head):
     """Writes the weights with other numbers in the head; returns the option --from."""
     file = checkpoints.read_weights(weights)
-    heads = {f"fc.{name}": np.full_like(file.tensors[f"fc.{name}"], value) for name, value in changed.items()}
-    checkpoints.write_weights(path, file.tensors | heads, file.metadata)
+    tensors = {name: np.full_like(file.tensors[name], value) for name, value in head.items()}
+    checkpoints.write_weights(path, file.tensors | tensors, file.metadata)
     return f"--from={path}"
 
 
@@ -56,7 +56,7 @@ def test_weights_without_metadata_note_the_assumptions(place, weights, tmp_path,
 
 
 def test_non_finite_output_is_an_error(place, weights, tmp_path, capsys):
-    bad, out = with_tensors(tmp_path / "bad.safetensors", weights, weight=3e38), tmp_path / "sheet.html"
+    bad, out = changed(tmp_path / "bad.safetensors", weights, **{"fc.weight": 3e38}), tmp_path / "sheet.html"
     picture = place / "images" / "val" / made.CLASSES[0]
     status, lines, errors = said(capsys, bad, picture, "--json", f"--out={out}")
     assert status == 2 and len(lines) == 7 and not out.exists()
@@ -64,7 +64,7 @@ def test_non_finite_output_is_an_error(place, weights, tmp_path, capsys):
 
 
 def test_equal_probabilities_are_in_the_order_of_the_classes(place, weights, tmp_path, capsys):
-    equal = with_tensors(tmp_path / "equal.safetensors", weights, weight=0, bias=np.float32([-1, 2, 2]))
+    equal = changed(tmp_path / "equal.safetensors", weights, **{"fc.weight": 0, "fc.bias": [-1, 2, 2]})
     status, lines, _ = said(capsys, equal, place / "images" / "val" / made.CLASSES[0], "--json", "--topk=3")
     assert status == 0
     assert all([guess["index"] for guess in json.loads(line)["top"]] == [1, 2, 0] for line in lines)

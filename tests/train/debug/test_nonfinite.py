@@ -17,7 +17,6 @@ from tests.train.step_cases import at_minimum, but_for_the_latch, host
 
 pytestmark = pytest.mark.usefixtures("small_network")
 DEVICES = 2
-PER_DEVICE = 16 // DEVICES
 
 
 @functools.cache
@@ -79,7 +78,7 @@ def test_gradient_overflow_names_the_layer(fused):
 def test_infinite_pixel_is_the_fault_of_the_batch():
     experiment, _, first = run()
     data = batch(experiment)
-    data["image"][PER_DEVICE, 2, 2, 1] = np.inf
+    data["image"][16 // DEVICES, 2, 2, 1] = np.inf
     state, finding = halt(at_minimum(first), data)
     assert finding.origin.is_argument and finding.origin.array.path == "batch/image"
     assert finding.origin.devices == (1,)
