@@ -128,10 +128,12 @@ def bounded_memory(request):
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory):
-    """A directory with images in ``images/val`` and a run on them in ``run``; not to be changed."""
+    """A directory with ``images/val`` and a run on them in ``run``; not to be changed."""
     from tests.train import run_cases
 
-    return run_cases.image_run(tmp_path_factory)
+    directory = tmp_path_factory.getbasetemp() / "image_run"
+    run_cases.image_run(directory)
+    return directory
 
 
 @pytest.fixture(scope="module")

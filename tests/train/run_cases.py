@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -36,11 +35,6 @@ def fit(config, directory, *, clean=False, source=None, **options):
 def evaluate(config, directory, *, source=None, **options):
     """Evaluates the run in a directory; returns the result."""
     return train.evaluate(train.plan(config, directory, source=source, evaluates=True), **options)
-
-
-def compare_presets(config, directory, presets):
-    """Evaluates the run in a directory in several presets; returns the results."""
-    return train.compare_presets(train.plan(config, directory, evaluates=True), presets)
 
 
 def tiny(preset="fp16", **overrides):
@@ -140,23 +134,14 @@ def on_images(place, preset):
     return tiny(preset, model__version="1", **{f"data__{key}": value for key, value in options.items()})
 
 
-def image_run(factory):
-    """A directory with ``images/val`` and a run on them in ``run``; one in a session, not to be changed.
-
-    `factory`: pytest's tmp_path_factory.
-    """
-    return _image_run(factory.getbasetemp() / "image_run")
-
-
-@cache
-def _image_run(place):
+def image_run(place):
+    """Writes a directory with ``images/val`` and a run on them in ``run``."""
     made.write_folder(place / "images", count=24)
     made.write_folder(place / "images", count=21, part="val")
     with pytest.MonkeyPatch.context() as patch:
         shrink(patch)
         without_training(patch)
         fit(on_images(place, "fp16"), place / "run")
-    return place
 
 
 def after(patch, owner, name, action, step=None):

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import data, main, precision
+from mixedres import data, main, precision, train
 from mixedres._internal.cli import progress
 from mixedres._internal.errors import ConfigError
 from tests.amp import graphs
@@ -47,7 +47,7 @@ def test_compared_presets_ignore_keep_float32_of_the_run(preset):
 def test_presets_are_compared_image_by_image(trained, capsys, monkeypatch):
     config, classes = digits("bf16", ema_decay=0.9), {}
     capsys.readouterr()
-    results = run_cases.compare_presets(config, trained, ["bf16"])
+    results = train.compare_presets(train.plan(config, trained, evaluates=True), ["bf16"])
     printed = capsys.readouterr().out.splitlines()
     assert list(results) == ["fp32", "bf16"] and len([line for line in printed if line.startswith("bf16")]) == 1
 

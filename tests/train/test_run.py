@@ -189,7 +189,7 @@ def test_damaged_checkpoints_are_passed_over(finished, tmp_path, capsys):
 
 
 def test_logged_learning_rates_follow_the_schedule():
-    experiment = build(tiny(steps=20000))
+    experiment = build(tiny(steps=20000, schedule__name="cosine"))
     rate = run._learning_rates(experiment.learning_rate)
     for updates in (0, 1, 4095, 4096, 19999):
         np.testing.assert_allclose(rate(updates), experiment.learning_rate(updates), rtol=1e-6)
