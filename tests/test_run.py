@@ -130,7 +130,7 @@ ODD = st.sampled_from(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=75)
 @given(facts=st.dictionaries(st.sampled_from([*data.Source.__annotations__, "fingerprint", "sizes"]), ODD, max_size=3))
 def test_run_can_read_what_it_takes_from_a_source(facts):
     source = Stripes(**STRIPES)

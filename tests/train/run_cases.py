@@ -120,7 +120,7 @@ def _shared_state(make):
     random_state = _shared(make)
 
     def shared(experiment, initial=None):
-        if initial is not None:
+        if initial is not None or jax.process_count() > 1:
             return make(experiment, initial)
         state = jax.tree.map(np.array, random_state(experiment))  # a step may write into the memory of its state
         return experiment.place_state(jax.device_put(state, experiment.replicated_sharding))
