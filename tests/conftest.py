@@ -114,19 +114,33 @@ def temporary_files(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def bounded_memory():
-    """Drops compiled programs after a module that left a worker large; most of them no other module uses."""
+def bounded_memory(request):
+    """Drops what a module compiled if it left a worker large; most programs no other module uses."""
     yield
     if ALL_PACKAGES and psutil.Process().memory_info().rss > 900e6:
         import jax
 
+        for cached in vars(request.module).values():
+            getattr(cached, "cache_clear", lambda: None)()
         jax.clear_caches()
         gc.collect()
 
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory):
-    """A directory with images in ``images/val`` and a run on them in ``run``; not to be changed."""
+    """A directory with ``images/val`` and a run on them in ``run``; not to be changed."""
     from tests.train import run_cases
 
-    return run_cases.image_run(tmp_path_factory)
+    directory = tmp_path_factory.getbasetemp() / "image_run"
+    run_cases.image_run(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def small_network():
+    """Every network of the module is stem and head; for tests whose subject is the run."""
+    from tests.train import run_cases
+
+    with pytest.MonkeyPatch.context() as patch:
+        run_cases.shrink(patch)
+        yield

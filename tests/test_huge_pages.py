@@ -5,23 +5,16 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from mixedres._internal.cli import huge_pages
 from tests import ROOT
 
 
-@pytest.fixture
-def helpful(tmp_path, monkeypatch):
+def test_huge_pages_are_asked_for_only_where_that_helps(tmp_path, monkeypatch):
     """A Linux that gives huge pages on request."""
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     monkeypatch.setattr(os, "confstr", lambda name: "glibc 2.35", raising=False)
     monkeypatch.setattr(huge_pages, "_MODE", tmp_path / "enabled")
     (tmp_path / "enabled").write_text("always [madvise] never\n")
-    return tmp_path
-
-
-def test_huge_pages_are_asked_for_only_where_that_helps(helpful, monkeypatch):
     assert huge_pages._would_help()
     for libc in ("glibc 2.34", "glibc 2.4", "musl 1.2", "glibc", None):
         with monkeypatch.context() as patch:
@@ -31,9 +24,9 @@ def test_huge_pages_are_asked_for_only_where_that_helps(helpful, monkeypatch):
         patch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
         assert not huge_pages._would_help()
     for mode in ("[always] madvise never\n", "always madvise [never]\n"):  # the system decides
-        (helpful / "enabled").write_text(mode)
+        (tmp_path / "enabled").write_text(mode)
         assert not huge_pages._would_help()
-    (helpful / "enabled").unlink()
+    (tmp_path / "enabled").unlink()
     assert not huge_pages._would_help()
 
 

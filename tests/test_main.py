@@ -23,19 +23,6 @@ def test_help_lists_every_key_and_exits_with_0(capsys):
     assert all(f"\n  {path} " in out for path in main.FIRST_KEYS) and f"--help=all lists all {len(KEYS)}" in out
 
 
-def test_flags_reach_the_run(tmp_path, monkeypatch):
-    seen = {}
-    monkeypatch.setattr(train, "fit", lambda plan, **given: seen.update(vars(plan)))
-    monkeypatch.chdir(tmp_path)
-    arguments = [DIGITS + ":fp16,model=cifar_resnet32,batch_size=32", "--config.epochs=2.5", "--clean"]
-    assert main.main(["mixedres", *arguments, "--config.schedule.warmup=100 steps"]) == 0
-    config = seen["config"]
-    assert config.precision.name == "fp16" and config.model.name == "cifar_resnet32"
-    assert seen["source"].train_examples == 1437
-    assert (config.batch_size, config.epochs, config.schedule.warmup) == (32, 2.5, "100 steps")
-    assert seen["clean"] is True and seen["directory"] == tmp_path / "runs" / "digits-fp16"
-
-
 def test_exit_status_of_failed_and_interrupted_runs(tmp_path, monkeypatch, capsys):
     failed = ((TrainingError("it broke"), 1), (NonFiniteError("step 7 was not taken"), 3), (KeyboardInterrupt(), 130))
     for error, status in failed:

@@ -44,11 +44,6 @@ def damage_checkpoints(here):
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def checkpoints_in_a_file(here):
-    shutil.rmtree(here / "run" / "checkpoints")
-    (here / "run" / "checkpoints").touch()
-
-
 def other_model(here):
     """A config.json that fits the command, beside checkpoints of a smaller network."""
     (here / "run" / "summary.json").unlink()
@@ -56,9 +51,7 @@ def other_model(here):
     (here / "run" / "config.json").write_text(json.dumps(config | {"model.name": "cifar_resnet14"}))
 
 
-def earlier_copy(here):
-    shutil.rmtree(here / "begun")
-    made.write_files(here / "begun", {".prepare.json": b'{"format": 2, "short_side": 32, "quality": 90}'})
+COPIED = '{"format": 2, "short_side": 32, "quality": 90}'
 
 
 def damage_step(here):
@@ -72,12 +65,14 @@ DAMAGES = {
     "other model": other_model,
     "summary": lambda here: (here / "run" / "summary.json").write_text("{"),
     "step": damage_step,
-    "copied": earlier_copy,
+    "copied": lambda here: (here / "begun" / ".prepare.json").write_text(
+        '{"format": 2, "short_side": 32, "quality": 90}'
+    ),
     "images": lambda here: [path.unlink() for path in (here / "images" / "cat").iterdir()],
     "exits": lambda here: (here / "mine.py").write_text("import sys\nsys.exit(0)\n"),
     "pipe": lambda here: os.mkfifo(here / "mine.py"),
     "no package": lambda here: None,
-    "no directory": checkpoints_in_a_file,
+    "no directory": lambda here: (shutil.rmtree(here / "run/checkpoints"), (here / "run/checkpoints").touch()),
 }
 
 
@@ -91,6 +86,7 @@ def whole(tmp_path_factory):
     made.write_noise(here / "images", 40, 40, "PNG", count=6)
     with pytest.MonkeyPatch.context() as patch:
         run_cases.shrink(patch)
+        run_cases.without_training(patch)
         assert main.main(["mixedres", *arguments_of(WORDS["RUN"]), f"--workdir={here / 'run'}"]) == 0
         (here / "begun" / "checkpoints").mkdir(parents=True)
         shutil.copy(here / "run" / "config.json", here / "begun")

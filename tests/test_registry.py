@@ -4,13 +4,14 @@ import io
 import pickle
 import shutil
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from PIL import Image
 
 import mixedres
-from mixedres import checkpoints, config, data, registry
+from mixedres import checkpoints, config, data, numerics, registry
 from mixedres.__main__ import run_subcommand
 from mixedres._internal.errors import ConfigError
 from mixedres.config import load_config, optimizer_options
@@ -36,7 +37,11 @@ def forget():
             del one[name]
 
 
-def test_run_of_own_parts_is_read_by_every_command_that_imports_them(page, tmp_path, capsys):
+def test_run_of_own_parts_is_read_by_every_command_that_imports_them(page, tmp_path, monkeypatch, capsys):
+    """The doctor gets the network; examining one is for tests/doctor."""
+    report, networks = numerics.examine(lambda x: x * x, jnp.float32(1)), []
+    examined = "mixedres.doctor.examination.examine_network"
+    monkeypatch.setattr(examined, lambda plan, *_: networks.append(plan.experiment.model) or (report, None))
     run = tmp_path / "run"
     flags = [f"--config={page}:fp16", f"--workdir={run}", "--config.epochs=1", "--config.num_devices=1"]
     assert run_subcommand(["mixedres", "train", *flags]) == 0
@@ -56,6 +61,7 @@ def test_run_of_own_parts_is_read_by_every_command_that_imports_them(page, tmp_p
         (line,) = capsys.readouterr().err.splitlines()
         assert f"has model.name=mixer, which {page} registers; if you trust that file, add --import={page}," in line
         assert run_subcommand(["mixedres", name, *given, f"--import={page}"]) == 0, name
+    assert [type(network).__name__ for network in networks] == ["Mixer"]
     forget()
     with pytest.raises(ConfigError, match=rf"mixedres\.registry\.load\('{page}'\)"):
         mixedres.load(run)
@@ -162,15 +168,13 @@ def test_nothing_is_imported_because_a_run_names_it(tmp_path):
         registry.check_needed({"imports": ["model.name:/x.py"], "model.name": "mine"}, "here")
 
 
-def test_reader_of_weights_by_the_end_of_a_file(place, tmp_path, monkeypatch):
+def test_reader_of_weights_by_the_end_of_a_file(tmp_path, monkeypatch):
     monkeypatch.setitem(registry.WEIGHTS, ".npz", lambda path: (np.load(path), "from NumPy", {}))
-    trained, path = checkpoints.read_weights(place / "run"), tmp_path / "weights.npz"
-    np.savez(path, **trained.tensors)
-    chosen = run_cases.on_images(place, "fp16")
-    chosen.init_from = str(path)
-    initial = mixedres.train.plan(chosen).initial
+    variables, path = run_cases.random_variables(), tmp_path / "weights.npz"
+    np.savez(path, **checkpoints.to_tensors(variables, "mixedres"))
+    initial = mixedres.train.plan(run_cases.tiny(init_from=path)).initial
     assert "from NumPy" in initial.note and initial.has_head
-    np.testing.assert_array_equal(initial.variables["params"]["head"]["bias"], trained.tensors["params/head/bias"])
+    np.testing.assert_array_equal(initial.variables["params"]["head"]["bias"], variables["params"]["head"]["bias"])
 
 
 class Corner:
@@ -185,7 +189,7 @@ class Corner:
         self.write_part(data, head, None, out, mirror=False)
 
 
-def test_stored_data_set_with_its_own_pixels_and_look(page, tmp_path, monkeypatch):
+def test_stored_data_set_with_its_own_pixels_and_look(tmp_path, monkeypatch):
     """What the rooms of TensorFlow and of photographs add, a third person adds: images, crops, pixels, a look."""
     made.write_files(tmp_path / "photos", {f"{name}/{i}.png": b"" for name in "ab" for i in range(5)})
     pixels = made.noise(9, 12, 3)
@@ -236,6 +240,7 @@ class Table:
         return f"{len(self.rows)} rows"
 
 
+@pytest.mark.usefixtures("small_network")
 def test_output_of_predict_by_the_end_of_its_name(place, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(registry.OUTPUTS, ".csv", Table)
     image = next((place / "images" / "val").rglob("*.jpg"))

@@ -18,11 +18,11 @@ from mixedres.checkpoints import folder
 
 CALLS = {"mkdir", "open", "serialize_file", "write", "__exit__", "fsync", "replace", "unlink", "rmdir", "scandir"}
 FAULTS = [{"call": call, "error": error} for call in range(60) for error in (None, OSError(28, "full"))]
-FAULTS += [{"size": size} for size in (1, 50, 1000, 100_000, 300_000)]
+FAULTS += [{"size": size} for size in (1, 50, 1000, 20_000, 50_000)]
 
 
 def save(directory, step):
-    folder.write(directory, step, {"kernel": np.full((300, 300), step)}, json.dumps({"n": step}))
+    folder.write(directory, step, {"kernel": np.full((100, 100), step)}, json.dumps({"n": step}))
     folder.remove_old(directory, step, 1, None)
 
 

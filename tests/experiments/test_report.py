@@ -96,6 +96,9 @@ def test_page_holds_everything_and_runs_nothing(tmp_path, capsys):
 def test_numbers_are_kept_under_a_name_beside_any_pair(tmp_path, monkeypatch):
     directory = write(tmp_path / "sweep")
     monkeypatch.setattr(runs, "RESULTS", tmp_path)
+    for name in ("accuracy", "speed", "curves"):
+        monkeypatch.setattr(report.plots, name, lambda *given, **options: None)
+    monkeypatch.setattr(report.plots, "save", lambda figure, path, _: path.with_suffix(".svg").write_text("<svg>"))
     assert report.main([str(directory), "--name=test", "--pair", "fp16,loss_scale=1", "fp32"]) == 0
     kept = json.loads((tmp_path / "sweep_test.json").read_text())
     fp32, fp16, _ = kept["variants"]

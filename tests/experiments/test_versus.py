@@ -19,10 +19,6 @@ TINY = ["--models=cifar_resnet8", "--image_size=16", "--batch=8", "--num_classes
 TINY += ["--rounds=1", "--steps=1", "--learning_rate=0.05", "--name=test"]
 
 
-# With the sizes that keep two float32 programs together for some steps: ResNet-50's last norms see 32 numbers here.
-NETWORKS = [("cifar_resnet8", 16, 3e-3, 4), ("resnet18", 64, 3e-3, 4), ("resnet50", 64, 3e-4, 2)]
-
-
 def small(model, size=16, rate=3e-3):
     return ours.task(model, 8, size, 10, rate)
 
@@ -47,7 +43,11 @@ def trained(model, size):
     return dataclasses.replace(task, params=params, batch_stats=batch_stats)
 
 
-@pytest.mark.parametrize(("model", "size", "rate", "steps"), NETWORKS)
+# With the sizes that keep two float32 programs together for some steps: ResNet-50's last norms see 32 numbers here.
+@pytest.mark.parametrize(
+    ("model", "size", "rate", "steps"),
+    [("cifar_resnet8", 16, 3e-3, 4), ("resnet18", 64, 3e-3, 4), ("resnet50", 64, 3e-4, 2)],
+)
 @pytest.mark.slow
 def test_pytorch_trains_as_we_do(model, size, rate, steps):
     pytest.importorskip("torch", reason="needs PyTorch: pip install torch")

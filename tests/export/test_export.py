@@ -29,6 +29,8 @@ from tests.train import run_cases
 # What an installation of jax brings.
 WITH_JAX = ("jax", "jaxlib", "numpy", "numpy.libs", "ml_dtypes", "opt_einsum", "scipy", "scipy.libs")
 
+pytestmark = pytest.mark.usefixtures("small_network")
+
 
 def record(patch, **changed):
     """Runs are read as if they had been trained with these keys."""

@@ -9,9 +9,9 @@ from tests.train import run_cases
 
 
 @pytest.fixture(scope="module")
-def tensors_of_resnet50():
-    """A ResNet-50's tensors by the names of torchvision, with one value in each."""
-    variables = jax.tree.map(lambda x: x[(slice(1),) * x.ndim], run_cases.random_variables("resnet50"))
+def tensors_of_resnet26():
+    """A ResNet-26's tensors by the names of torchvision, with one value in each."""
+    variables = jax.tree.map(lambda x: x[(slice(1),) * x.ndim], run_cases.random_variables("resnet26"))
     return checkpoints.to_tensors(variables, "torchvision")
 
 
@@ -26,8 +26,8 @@ def tensors_of_resnet50():
     ],
     ids=["plain", "version", "usual_epsilon", "epsilon", "options"],
 )
-def test_differences_from_torchvision_are_warned_of(about, words, tensors_of_resnet50, tmp_path, capsys):
-    checkpoints.write_weights(tmp_path / "from.safetensors", tensors_of_resnet50, about)
+def test_differences_from_torchvision_are_warned_of(about, words, tensors_of_resnet26, tmp_path, capsys):
+    checkpoints.write_weights(tmp_path / "from.safetensors", tensors_of_resnet26, about)
     command = ["export", f"--from={tmp_path / 'from.safetensors'}", f"--to={tmp_path / 'to.safetensors'}"]
     assert run_command(*command) == 0
     shown = capsys.readouterr().out

@@ -48,14 +48,11 @@ def results(shared, name):
             partial = shared / f"partial-{group[0]}"
             partial.mkdir()
             command = [sys.executable, "-m", "tests.original.run_tensorflow", str(partial), *group]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=_environment())
+            environment = {key: value for key, value in os.environ.items() if not key.startswith(("XLA_", "JAX_"))}
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
             assert done.returncode == 0, done.stderr[-3000:]
             partial.rename(folder)
     return folder / name
-
-
-def _environment():
-    return {key: value for key, value in os.environ.items() if not key.startswith(("XLA_", "JAX_"))}
 
 
 def newest(folder):

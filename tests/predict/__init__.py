@@ -3,6 +3,7 @@
 import argparse
 
 from mixedres import predict
+from tests import run_command
 
 
 def chosen(source, *options):
@@ -10,3 +11,10 @@ def chosen(source, *options):
     parser = argparse.ArgumentParser()
     predict.add_arguments(parser)
     return predict.read_classifier(parser.parse_args([f"--from={source}", *options]))
+
+
+def said(capsys, *arguments):
+    """(status, lines of stdout, stderr)."""
+    status = run_command("predict", *arguments)
+    captured = capsys.readouterr()
+    return status, captured.out.splitlines(), captured.err

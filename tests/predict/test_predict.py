@@ -19,16 +19,11 @@ from mixedres._internal.errors import ConfigError
 from mixedres.predict import find_images
 from tests import run_command
 from tests.data import made
-from tests.predict import chosen
+from tests.predict import chosen, said
 from tests.train import run_cases
 from tests.train.run_cases import build
 
-
-def said(capsys, *arguments):
-    """(status, lines of stdout, stderr)."""
-    status = run_command("predict", *arguments)
-    captured = capsys.readouterr()
-    return status, captured.out.splitlines(), captured.err
+pytestmark = pytest.mark.usefixtures("small_network")
 
 
 @pytest.mark.parametrize("preset", [None, "fp16_rewrite"])
@@ -156,54 +151,6 @@ def test_sheet_counts_training_and_test_images_apart(place, tmp_path, capsys):
     assert marks == [0, 21] and line == f"{tests} of 21 test images, {tests} of 21 other images right"
 
 
-@pytest.fixture(scope="module")
-def weights(place, tmp_path_factory):
-    """A file of the run's weights."""
-    path = tmp_path_factory.mktemp("weights") / "weights.safetensors"
-    assert run_command("export", f"--from={place / 'run'}", f"--to={path}") == 0
-    return path
-
-
-def with_tensors(path, weights, **changed):
-    """Writes the weights with other numbers in the head; returns the option --from."""
-    file = checkpoints.read_weights(weights)
-    heads = {f"fc.{name}": np.full_like(file.tensors[f"fc.{name}"], value) for name, value in changed.items()}
-    checkpoints.write_weights(path, file.tensors | heads, file.metadata)
-    return f"--from={path}"
-
-
-def test_weights_without_metadata_note_the_assumptions(place, weights, tmp_path, capsys):
-    picture = place / "images" / "val" / made.CLASSES[0]
-    capsys.readouterr()
-    known = said(capsys, f"--from={weights}", picture, "--json", "--precision=fp16")
-    assert known == said(capsys, f"--from={place / 'run'}", picture, "--json")  # the file keeps names and input
-
-    bare = tmp_path / "bare.safetensors"
-    checkpoints.write_weights(bare, checkpoints.read_weights(weights).tensors)
-    (tmp_path / "names.txt").write_text("\n".join(f"class {name}" for name in made.CLASSES))
-    status, lines, errors = said(capsys, f"--from={bare}", picture, "--json", f"--labels={tmp_path / 'names.txt'}")
-    assert status == 0 and "taking --image_size=32" in errors and errors.startswith("note: ")
-    assert json.loads(lines[0])["top"][0]["class"].startswith("class ")
-    given = ("--image_size=24", "--preprocessing=torch", "--precision=fp16")
-    _, lines, errors = said(capsys, f"--from={bare}", picture, "--json", *given)
-    shares = [[guess["probability"] for guess in json.loads(line)["top"]] for line in (lines[0], known[1][0])]
-    assert errors == "" and shares[0] == shares[1]
-
-
-def test_non_finite_output_is_an_error(place, weights, tmp_path, capsys):
-    bad, out = with_tensors(tmp_path / "bad.safetensors", weights, weight=3e38), tmp_path / "sheet.html"
-    status, lines, errors = said(capsys, bad, place / "images" / "val", "--json", f"--out={out}")
-    assert status == 2 and len(lines) == 21 and not out.exists()
-    assert "output is not finite in fp32" in json.loads(lines[0])["error"] and "none of the 21 files" in errors
-
-
-def test_equal_probabilities_are_in_the_order_of_the_classes(place, weights, tmp_path, capsys):
-    equal = with_tensors(tmp_path / "equal.safetensors", weights, weight=0, bias=np.float32([-1, 2, 2]))
-    status, lines, _ = said(capsys, equal, place / "images" / "val", "--json", "--topk=3")
-    assert status == 0
-    assert all([guess["index"] for guess in json.loads(line)["top"]] == [1, 2, 0] for line in lines)
-
-
 def test_run_without_a_recorded_input_keeps_the_image_size(place, tmp_path):
     shutil.copytree(place / "run", tmp_path / "run")
     recorded = json.loads((tmp_path / "run" / "data.json").read_text())
@@ -254,8 +201,8 @@ def test_named_checkpoint_is_evaluated_by_the_command(place, capsys):
     assert f"weights of {place / 'run'}@{steps[0]}: test top-1" in capsys.readouterr().out
 
 
-def test_weights_are_evaluated_without_a_run(place, weights, tmp_path):
+def test_weights_are_evaluated_without_a_run(place, tmp_path):
     config = run_cases.on_images(place, "fp16")
     of_run = run_cases.evaluate(config, place / "run")
-    config.init_from = str(weights)
+    config.init_from = str(place / "run")
     assert run_cases.evaluate(config, tmp_path / "none") == of_run and not (tmp_path / "none").exists()

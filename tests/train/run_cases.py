@@ -1,11 +1,13 @@
 """Configs of runs that are short enough for a test."""
 
+import dataclasses
 import json
-from functools import cache
 
 import jax
+import jax.numpy as jnp
 import jmp
 import numpy as np
+import pytest
 from tensorboardX.proto import event_pb2
 
 from mixedres import checkpoints, models, train
@@ -13,6 +15,11 @@ from mixedres import config as base
 from mixedres.checkpoints import Checkpoints
 from mixedres.train.metrics.log import RunLog as RunLog
 from tests.data import made
+
+# Keys that change neither the first state nor a step of a run with a constant rate.
+FREE = {"steps", "eval_every", "checkpoint_every", "log_every", "log_resources_every", "profile", "stop_at_top1"}
+FREE |= {"patience", "numerics.every", "keep_checkpoints", "init_from", "wandb"}
+SHARED = {}
 
 
 def build(config):
@@ -30,15 +37,10 @@ def evaluate(config, directory, *, source=None, **options):
     return train.evaluate(train.plan(config, directory, source=source, evaluates=True), **options)
 
 
-def compare_presets(config, directory, presets):
-    """Evaluates the run in a directory in several presets; returns the results."""
-    return train.compare_presets(train.plan(config, directory, evaluates=True), presets)
-
-
-def tiny(preset="fp32", **overrides):
+def tiny(preset="fp16", **overrides):
     """A cifar_resnet8 on one synthetic batch of 16 small images: 6 steps with an evaluation after every second.
 
-    The rate is constant, so that runs of any length share their compiled programs.
+    The rate is constant, so that runs of any length share their compiled programs; so do all tests that take fp16.
     """
     config = base.defaults()
     config.steps = 6
@@ -48,6 +50,7 @@ def tiny(preset="fp32", **overrides):
     config.eval_every = "2 steps"
     config.checkpoint_every = "2 steps"
     config.log_every = 1
+    config.max_consecutive_skips = 3
     config.log_resources_every = 0.0
     config.data.image_size = 8
     config.data.num_classes = 10
@@ -68,7 +71,8 @@ def random_variables(name="cifar_resnet8", classes=10, version=None):
 def shrink(patch, blocks=0):
     """Builds every network with 4 filters and with `blocks` blocks in one stage where it has one in each of three.
 
-    A run of a cifar_resnet8 takes six seconds, most of which are compilation, and such a run two.
+    A run of a cifar_resnet8 takes six seconds, most of which are compilation, and such a run two. Equal runs share
+    their first state and their jitted steps, which are traced once.
     """
     create = models.create
 
@@ -77,6 +81,51 @@ def shrink(patch, blocks=0):
         return network.clone(stage_sizes=(network.stage_sizes[0] - 1 + blocks,), filters=4)
 
     patch.setattr(models, "create", smaller)
+    for name in ("train_step", "eval_step"):
+        patch.setattr(train.Experiment, name, _shared(getattr(train.Experiment, name)))
+    patch.setattr(train.start, "new_state", _shared_state(train.start.new_state))
+
+
+def without_training(patch):
+    """Lets the steps of runs count and change no weight; for tests that need the files of a run alone."""
+
+    def count(state, batch):
+        metrics = dict.fromkeys(("loss", "top1", "grads_finite", "loss_scale"), jnp.float32(1))
+        return dataclasses.replace(state, step=state.step + 1), metrics | {"halted": jnp.float32(0)}
+
+    patch.setattr(train.Experiment, "train_step", lambda experiment: jax.jit(count))
+
+
+def _key(experiment):
+    """What two experiments have in common that differ in lengths and logs alone."""
+    free = FREE if experiment.config.schedule.name == "constant" else FREE - {"steps"}
+    config = {key: value for key, value in experiment.resolved.items() if key not in free}
+    return repr((config, experiment.model, experiment.precision, experiment.data, experiment.has_ohwi_kernels()))
+
+
+def _shared(make):
+    """`make`, a function of an experiment alone, with one result for all equal experiments of the session."""
+
+    def shared(experiment):
+        key = make, _key(experiment)
+        if key not in SHARED:
+            SHARED[key] = make(experiment)
+        return SHARED[key]
+
+    return shared
+
+
+def _shared_state(make):
+    """`train.start.new_state` with one random state for all equal experiments."""
+    random_state = _shared(make)
+
+    def shared(experiment, initial=None):
+        if initial is not None or jax.process_count() > 1:
+            return make(experiment, initial)
+        state = jax.tree.map(np.array, random_state(experiment))  # a step may write into the memory of its state
+        return experiment.place_state(jax.device_put(state, experiment.replicated_sharding))
+
+    return shared
 
 
 def on_images(place, preset):
@@ -85,20 +134,14 @@ def on_images(place, preset):
     return tiny(preset, model__version="1", **{f"data__{key}": value for key, value in options.items()})
 
 
-def image_run(factory):
-    """A directory with ``images/val`` and a run on them in ``run``; one in a session, not to be changed.
-
-    `factory`: pytest's tmp_path_factory.
-    """
-    return _image_run(factory.getbasetemp() / "image_run")
-
-
-@cache
-def _image_run(place):
+def image_run(place):
+    """Writes a directory with ``images/val`` and a run on them in ``run``."""
     made.write_folder(place / "images", count=24)
     made.write_folder(place / "images", count=21, part="val")
-    fit(on_images(place, "fp16"), place / "run")
-    return place
+    with pytest.MonkeyPatch.context() as patch:
+        shrink(patch)
+        without_training(patch)
+        fit(on_images(place, "fp16"), place / "run")
 
 
 def after(patch, owner, name, action, step=None):

@@ -47,24 +47,29 @@ def optimizer(**options):
 
 
 @cache
-def compiled(preset, devices, sync, ema, scale, tx, fused=False, stages=(), donate=None, **options):
-    """(jitted step, function that makes a first state); cached, because compiling is most of the time of a test."""
+def compiled(preset, devices, sync, ema, scale, tx, fused=False, stages=(), donate=None, ohwi=False, **options):
+    """(jitted step, function that makes a first state); cached, because compiling is most of the time of a test.
+
+    ohwi: kernels have the order of cuDNN, which other devices take as well.
+    """
     model, variables = network(preset, sync, fused, stages)
     wrapped = precision.loss_scaled(tx or optimizer(), scale or precision.get(preset).make_loss_scale())
     mesh = make_mesh(jax.devices()[:devices])
     apply_fn = precision.get(preset).rewrite(model.apply)
     chosen = StepOptions(apply_fn, NORMALIZE, wrapped, ema_decay=0.9 if ema else 0.0, **options)
-    train_step = step.jit_train_step(mesh, chosen, donate=donate)
 
-    def first_state():
-        state = step.init_state(jax.tree.map(jnp.asarray, variables), wrapped, ema=ema)
-        return jax.device_put(state, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    def state():
+        return step.init_state(jax.tree.map(jnp.asarray, variables), wrapped, ema=ema)
 
-    return train_step, first_state
+    placement = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    layout = models.kernel_layout.formats(jax.eval_shape(state), placement) if ohwi else None
+    train_step = step.jit_train_step(mesh, chosen, donate=donate, state_format=layout)
+    return train_step, lambda: jax.device_put(state(), layout or placement)
 
 
 def make(preset="fp32", *, devices=1, loss_scale=None, sync=False, ema=True, tx=None, **options):
-    """(jitted step, first state) of the small network."""
+    """(jitted step, first state) of the small network; three skipped steps in a row end a run."""
+    options = {"max_consecutive_skips": 3} | options
     # Loss scales hold arrays, which no cache can hash.
     make_step = compiled if loss_scale is None else compiled.__wrapped__
     train_step, first_state = make_step(preset, devices, sync, ema, loss_scale, tx, **options)

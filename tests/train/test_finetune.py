@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("small_network")
 def backbone(tmp_path_factory, small_network):
     """The workdir of a short run."""
     directory = tmp_path_factory.mktemp("runs") / "backbone"
-    run_cases.fit(tiny("fp32", seed=3, eval_every=0), directory)
+    run_cases.fit(tiny(eval_every=0), directory)
     return directory
 
 
@@ -29,7 +29,7 @@ def tensors(directory):
 
 
 def test_run_starts_from_the_given_weights(backbone, capsys):
-    experiment = build(tiny("fp16", seed=5, ema_decay=0.9))
+    experiment = build(tiny(ema_decay=0.9))
     shapes = experiment.variable_shapes()
     state = train.start.new_state(experiment, train.start.load_weights(str(backbone), shapes, experiment.model))
     for found in (state.variables, state.ema):
@@ -37,28 +37,34 @@ def test_run_starts_from_the_given_weights(backbone, capsys):
     assert f"weights: {backbone} (cifar_resnet8 of 10 classes" in capsys.readouterr().out
 
 
-def test_frozen_backbone_keeps_every_bit(backbone, tmp_path):
-    frozen = {"init_from": backbone, "trainable": "^/head/", "batch_norm__frozen": True}
-    run_cases.fit(tiny("fp16", seed=5, batch_size=12, num_devices=3, **frozen), tmp_path / "run")
-    before, after = tensors(backbone), tensors(tmp_path / "run")
+@pytest.fixture(scope="module")
+def frozen(backbone, tmp_path_factory):
+    """The workdir, config and fingerprint of a run that trains a head for other classes, on three devices."""
+    options = {"init_from": backbone, "trainable": "^/head/", "batch_norm__frozen": True, "data__num_classes": 4}
+    directory = tmp_path_factory.mktemp("runs") / "frozen"
+    config = tiny("fp16", seed=5, batch_size=12, num_devices=3, eval_every=0, **options)
+    return directory, config, run_cases.fit(config, directory)["fingerprint"]
+
+
+def test_frozen_backbone_keeps_every_bit(backbone, frozen):
+    before, after = tensors(backbone), tensors(frozen[0])
     changed = {name for name in before if before[name].tobytes() != after[name].tobytes()}
     assert changed == {"params/head/kernel", "params/head/bias"}
+    assert after["params/head/bias"].all() and after["params/head/bias"].shape == (4,)  # zeros at the start
 
 
-def test_head_of_another_size_is_new_and_noted(backbone, tmp_path, capsys):
+def test_head_of_another_size_is_new_and_noted(backbone, frozen, tmp_path, capsys):
     """A run that goes on needs the weights no more; one that was killed in its first checkpoint starts from them."""
-    directory = tmp_path / "run"
-    config = tiny("fp16", init_from=backbone, data__num_classes=4)
-    first = run_cases.fit(config, directory)["fingerprint"]
-    assert "the head is new: 4 classes instead of 10" in capsys.readouterr().out
-    assert tensors(directory)["params/head/bias"].shape == (4,)
+    source, config, fingerprint = frozen
+    directory = shutil.copytree(source, tmp_path / "run")
     for killed in (False, True):
         (directory / checkpoints.workdir.SUMMARY).unlink()
         if killed:
             shutil.rmtree(directory / checkpoints.workdir.CHECKPOINTS)
             (directory / checkpoints.workdir.CHECKPOINTS / saved_files.PARTIAL[0].format(2)).mkdir(parents=True)
-        assert run_cases.fit(config, directory)["fingerprint"] == first
-        assert (f"weights: {backbone}" in capsys.readouterr().out) == killed
+        assert run_cases.fit(config, directory)["fingerprint"] == fingerprint
+        printed = capsys.readouterr().out
+        assert (f"weights: {backbone}" in printed) == ("head is new: 4 classes instead of 10" in printed) == killed
 
 
 @pytest.fixture

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from mixedres.train import losses as our_losses
 
-SMOOTHINGS = (0.0, 0.1, 0.9)
-
 
 def reference(logits, labels, smoothing):
     """(losses, gradients of their sum) in float64: minus target times log probability, summed."""
@@ -34,20 +32,22 @@ def extreme():
     """float16's largest numbers, and rows whose label is as unlikely as a float32 can say."""
     rng = np.random.default_rng(1)
     values = np.array([1e4, -1e4, 65504.0, -65504.0, 0.0])
-    return np.float32(rng.choice(values, (64, 5))), rng.integers(0, 5, 64)
+    return np.float32(rng.choice(values, (64, 11))), rng.integers(0, 11, 64)
 
 
-@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+@partial(jax.jit, static_argnums=2)
+@partial(jax.value_and_grad, has_aux=True)
+def sum_of_losses(logits, labels, smoothing):
+    losses = our_losses.cross_entropy(logits, labels, smoothing)
+    return losses.sum(), losses
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("case", [ordinary, extreme])
 def test_cross_entropy_and_its_gradient(case, smoothing):
     logits, labels = case()
     expected, expected_grads = reference(logits, labels, smoothing)
-
-    def total(logits):
-        losses = our_losses.cross_entropy(logits, labels, smoothing)
-        return losses.sum(), losses
-
-    (_, losses), grads = jax.jit(jax.value_and_grad(total, has_aux=True))(logits)
+    (_, losses), grads = sum_of_losses(logits, labels, smoothing)
     assert losses.dtype == grads.dtype == jnp.float32
     np.testing.assert_allclose(losses, expected, rtol=2e-6, atol=2e-6)
     np.testing.assert_allclose(grads, expected_grads, rtol=1e-5, atol=1e-6)
@@ -96,8 +96,8 @@ def rankings(logits, labels, k):
     return our_losses.in_top_k(logits, labels, k), jax.lax.top_k(logits, min(k, logits.shape[1]))[1], logits.argmax(1)
 
 
-@settings(max_examples=150)
-@given(ranked(), st.sampled_from(["float32", "float16", "bfloat16"]))
+@settings(max_examples=75)
+@given(ranked(), st.sampled_from(["float32", "float16"]))
 def test_in_top_k_with_ties(case, dtype):
     logits, labels, k = case
     half = logits.astype(jnp.dtype(dtype))
@@ -109,19 +109,13 @@ def test_in_top_k_with_ties(case, dtype):
         assert result.tolist() == (np.asarray(first) == labels).tolist()
 
 
-@pytest.mark.parametrize("k", [1, 2, 5, 9])
-def test_rows_of_nan_are_wrong(k):
+@pytest.mark.parametrize("k", [1, 3])
+def test_nan_or_a_label_out_of_range_is_wrong(k):
+    """One NaN is enough, at the label or elsewhere; the last rows have none."""
+    nan = np.nan
+    logits = np.float32([[nan] * 3, [nan, 1, 0], [0, nan, 1], [1, nan, 0], [0] * 3, [0] * 3, [0] * 3])
     ranked_in = jax.jit(our_losses.in_top_k, static_argnums=2)
-    assert not np.any(ranked_in(np.full((5, 5), np.nan, np.float32), np.arange(5), k))
-    # One NaN is enough, at the label or elsewhere.
-    logits = np.float32([[np.nan, 1.0, 0.0], [0.0, np.nan, 1.0], [1.0, np.nan, 0.0]])
-    result = ranked_in(logits, np.array([0, 0, 0]), min(k, 2))
-    assert result.tolist() == [False, False, False]
-
-
-def test_label_out_of_range_is_wrong():
-    ranked_in = jax.jit(our_losses.in_top_k, static_argnums=2)
-    assert not np.any(ranked_in(np.zeros((3, 4), np.float32), np.array([4, -1, 400]), 4))
+    assert not np.any(ranked_in(logits, np.array([1, 0, 0, 0, 3, -1, 400]), k))
 
 
 def test_mixup_is_the_loss_of_mixed_targets():

@@ -77,8 +77,6 @@ def test_warm_up_longer_than_the_run(name):
 
 
 STEPS, DECAY = 5, 0.03
-
-
 SHAPES = {"kernel": (4, 3), "bias": (3,), "scale": (3,)}
 
 

@@ -53,34 +53,36 @@ def on_images(place, preset="fp16", **overrides):
 
 @pytest.fixture(scope="module")
 def trained(place, tmp_path_factory):
-    """The workdir and summary of a run of 6 steps."""
+    """The workdir of a run."""
     directory = tmp_path_factory.mktemp("convnext") / "run"
-    return directory, run_cases.fit(on_images(place), directory)
+    with pytest.MonkeyPatch.context() as patch:
+        run_cases.without_training(patch)
+        run_cases.fit(on_images(place), directory)
+    return directory
 
 
 @pytest.fixture(scope="module")
 def evaluated(place, trained):
     """(images, softmax of the logits of the run's weights) over the evaluation data."""
-    directory, experiment = trained[0], run_cases.build(on_images(place))
-    variables = checkpoints.read_weights(directory).variables()
+    experiment, variables = run_cases.build(on_images(place)), checkpoints.read_weights(trained).variables()
     images = np.concatenate([batch["image"] for batch in experiment.source.eval_batches(16)])
     apply_fn = jax.jit(lambda images: experiment.model.apply(variables, experiment.normalize_fn(images)))
     return images, np.asarray(jax.nn.softmax(apply_fn(images)))
 
 
 @pytest.mark.slow
-def test_continued_run_ends_with_the_same_bits(place, trained, tmp_path):
-    directory, summary = trained
+def test_continued_run_ends_with_the_same_bits(place, tmp_path):
+    summary = run_cases.fit(on_images(place), tmp_path / "whole")
     assert summary["train"]["steps"] == 6 and summary["loss_scale"]["skipped_steps"] == 0
     run_cases.fit(on_images(place, steps=4), tmp_path / "run")
     assert run_cases.fit(on_images(place), tmp_path / "run")["fingerprint"] == summary["fingerprint"]
-    assert run_cases.evaluate(on_images(place), directory) == {
+    assert run_cases.evaluate(on_images(place), tmp_path / "whole") == {
         name: summary["eval"][name] for name in ("top1", "top5", "loss", "examples")
     }
 
 
 def test_prediction_has_the_probabilities_of_the_run(place, trained, evaluated, capsys):
-    command = ["predict", f"--from={trained[0]}", str(place / "images" / "val"), "--json", "--topk=3"]
+    command = ["predict", f"--from={trained}", str(place / "images" / "val"), "--json", "--topk=3"]
     assert run_command(*command) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 21
@@ -91,7 +93,7 @@ def test_prediction_has_the_probabilities_of_the_run(place, trained, evaluated, 
 
 def test_export_has_the_probabilities_of_the_run(trained, evaluated, tmp_path):
     images, expected = evaluated
-    assert run_command("export", f"--from={trained[0]}", f"--to={tmp_path / 'out'}") == 0
+    assert run_command("export", f"--from={trained}", f"--to={tmp_path / 'out'}") == 0
     program = jax.export.deserialize(bytearray((tmp_path / "out" / "model.jax").read_bytes()))
     found = program.call(images)
     np.testing.assert_allclose(found["probabilities"], expected, rtol=2e-3)
@@ -99,12 +101,11 @@ def test_export_has_the_probabilities_of_the_run(trained, evaluated, tmp_path):
 
 
 def test_weights_travel_in_our_layout_alone(place, trained, tmp_path, capsys):
-    directory, _ = trained
     file = tmp_path / "weights.safetensors"
-    assert run_command("export", f"--from={directory}", f"--to={file}") == 2
+    assert run_command("export", f"--from={trained}", f"--to={file}") == 2
     assert "torchvision has ResNets only, and this network is none; write --layout=mixedres" in capsys.readouterr().err
-    assert run_command("export", f"--from={directory}", f"--to={file}", "--layout=mixedres") == 0
-    bits = [arrays.bits(checkpoints.read_weights(path).variables()) for path in (directory, file)]
+    assert run_command("export", f"--from={trained}", f"--to={file}", "--layout=mixedres") == 0
+    bits = [arrays.bits(checkpoints.read_weights(path).variables()) for path in (trained, file)]
     assert bits[0] == bits[1]
     experiment = run_cases.build(on_images(place))
     initial = train.start.load_weights(str(file), experiment.variable_shapes(), experiment.model)
@@ -113,7 +114,7 @@ def test_weights_travel_in_our_layout_alone(place, trained, tmp_path, capsys):
 
 def test_run_of_a_network_that_is_not_registered_is_one_line(place, trained, monkeypatch, capsys):
     monkeypatch.delitem(models.NETWORKS, "convnext")
-    assert run_command("predict", f"--from={trained[0]}", str(place / "images" / "val")) == 2
+    assert run_command("predict", f"--from={trained}", str(place / "images" / "val")) == 2
     error = capsys.readouterr().err
     assert "has model.name=convnext, which " in error and "; if you trust that file, add --import=" in error
     assert error.count("\n") == 1

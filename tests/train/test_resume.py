@@ -1,5 +1,6 @@
 """Runs that are stopped anywhere and go on: the same bits, and the same lines, as runs that were not."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -38,11 +39,6 @@ def crash():
     raise KeyboardInterrupt
 
 
-def stop_at(patch, step, number=signal.SIGTERM):
-    """A signal once the metrics of `step` have arrived; two more steps are under way by then."""
-    after(patch, run_cases.RunLog, "train", lambda: send(number), step)
-
-
 def stop_in_evaluation(patch, step, number=signal.SIGTERM):
     """A signal while the state after `step` steps is evaluated."""
     evaluate = evaluation.sum_over_images
@@ -75,7 +71,7 @@ def check_equal(directory, summary, reference):
 def test_run_stopped_twice_ends_with_the_same_bits(whole, tmp_path, monkeypatch, capfd):
     for step, number in ((1, signal.SIGTERM), (5, signal.SIGUSR1)):
         with monkeypatch.context() as patch, pytest.raises(Stopped) as caught:
-            stop_at(patch, step, number)
+            after(patch, run_cases.RunLog, "train", functools.partial(send, number), step)  # two more are under way
             run_cases.fit(config(), tmp_path)
         assert caught.value.status == 128 + number
         assert f"after step {step + 2}; the checkpoint of step {step + 2} is saved" in str(caught.value)

@@ -21,7 +21,7 @@ STEP_DTYPES = GOLDEN / "step_dtypes.txt"
 
 def products(preset, platform=None):
     """A line for each kind of product in the training step: count, primitive, dtypes, precision."""
-    stages = (1, 1, 1) if platform == "cpu" else (1, 1)  # a map smaller than its kernel has a form of its own on a CPU
+    stages = (0, 1, 1) if platform == "cpu" else (0, 1)  # a map smaller than its kernel has a form of its own on a CPU
     train_step, state = cases.make(preset, stages=stages, ema=False)
     jaxpr = jax.make_jaxpr(train_step)(state, cases.batch(0, images=np.uint8)).jaxpr
     found = collections.Counter()
@@ -96,12 +96,6 @@ def test_buckets_have_the_order_of_the_backward_pass(dtype, monkeypatch):
     expected, found = separate.compile()(grads, others), compiled(grads, others)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     assert arrays.bits(jax.tree.map(jnp.float32, found)) == arrays.bits(jax.tree.map(jnp.float32, expected))
-
-
-def test_compiled_step_has_one_all_reduce():
-    train_step, state = cases.make("fp16", devices=8)
-    compiled = train_step.lower(state, cases.batch(0)).compile().as_text()
-    assert len(re.findall(r" all-reduce(?:-start)?\(", compiled)) == 1
 
 
 def test_eval_counts_every_example_once_on_eight_devices():

@@ -16,13 +16,11 @@ pytestmark = pytest.mark.usefixtures("small_network")
 def runs(tmp_path_factory, small_network):
     """{every: (directory, fingerprint)} of the same run, with and without looks."""
     place = tmp_path_factory.mktemp("runs")
-    return {
-        every: (place / str(every), run_cases.fit(config(every), place / str(every))["fingerprint"]) for every in (0, 2)
-    }
 
+    def run(every):
+        return run_cases.fit(run_cases.tiny(numerics__every=every), place / str(every))["fingerprint"]
 
-def config(every, preset="fp16_static", **overrides):
-    return run_cases.tiny(preset, numerics__every=every, precision__loss_scale=2.0**10, **overrides)
+    return {every: (place / str(every), run(every)) for every in (0, 2)}
 
 
 def test_monitoring_changes_no_bit_of_the_run(runs):
@@ -55,7 +53,7 @@ def test_lines_and_histograms_of_every_layer(runs):
 @pytest.fixture(scope="module")
 def counts(small_network):
     """The experiment, and the counts of its first step."""
-    experiment = build(run_cases.tiny("fp16_static"))
+    experiment = build(run_cases.tiny())
     batch = experiment.shard_batch(next(iter(experiment.source.train_batches(16, seed=0, first_step=0))))
     step = train.monitor.in_wide_range(experiment).numerics_step()
     return experiment, jax.device_get(step(train.start.new_state(experiment).variables, batch))

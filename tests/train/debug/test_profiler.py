@@ -15,12 +15,11 @@ from tests.train import run_cases
 from tests.train.run_cases import lines, without_timings
 
 pytestmark = pytest.mark.usefixtures("small_network")
-# One evaluation, one checkpoint in the middle, and the end.
-CALM = {"eval_every": 0, "checkpoint_every": "4 steps"}
 
 
 def config(profile=None, **overrides):
-    made = run_cases.tiny("fp16", **CALM | overrides)
+    """One evaluation, one checkpoint in the middle, and one at the end."""
+    made = run_cases.tiny("fp16", **{"eval_every": 0, "checkpoint_every": "4 steps"} | overrides)
     made.profile = profile
     return made
 

@@ -27,13 +27,13 @@ def test_children_count_in_processor_and_memory():
     before = psutil.Process().memory_info().rss
     with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as child:
         child.stdout.readline()
-        sampler = resources.Resources(0.5)
+        sampler = resources.Resources(0.2)
         spent = psutil.Process(child.pid).cpu_times().user
         sample = wait_for(sampler)
         assert sampler.take() is None
         spent = psutil.Process(child.pid).cpu_times().user - spent
         assert sample["rss_bytes"] > 0.9 * before + 300_000_000
-        # Half a second and some: what the child had of it, as the kernel says.
+        # A fifth of a second and some: what the child had of it, as the kernel says.
         assert sample["cpu_percent"] > 100 * spent / 2
         child.kill()
     child.wait()
@@ -47,9 +47,9 @@ def test_children_count_in_processor_and_memory():
 def test_processor_time_of_an_ended_child_is_not_lost():
     sampler = resources.Resources(0)
     before = resources._cpu_seconds(sampler._processes())
-    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"], check=True)
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.2: pass"], check=True)
     # The kernel counts in ticks of ten milliseconds.
-    assert resources._cpu_seconds(sampler._processes()) - before > 0.45
+    assert resources._cpu_seconds(sampler._processes()) - before > 0.15
 
 
 def test_gpu_load_comes_from_nvml(monkeypatch):
