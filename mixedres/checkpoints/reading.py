@@ -134,7 +134,8 @@ def _read_file(path: pathlib.Path) -> WeightsFile:
     if layout is None:
         names = ", ".join(sorted(tensors)[:3]) or "no tensor"
         raise WeightsError(f"{file} holds no ResNet of the layouts {' and '.join(LAYOUTS)} (it has {names} ...)")
-    facts = _read_facts(file, layout, about, facts)
+    facts, more = _read_facts(file, layout, about, facts)
+    note = "; ".join(filter(None, (note, more)))
     return WeightsFile(file, tensors, layout, batches_of(tensors), note=note, **vars(facts))
 
 
@@ -161,8 +162,8 @@ def _without_prefix(tensors: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarra
     return tensors, removed
 
 
-def _read_facts(file: pathlib.Path, layout: str, about: str | None, facts: Facts) -> Facts:
-    """Returns the facts beside the tensors: of the file's reader, its metadata, or files beside it."""
+def _read_facts(file: pathlib.Path, layout: str, about: str | None, facts: Facts) -> tuple[Facts, str]:
+    """Returns the facts beside the tensors: of the file's reader, its metadata, or files beside it; and a note."""
     try:
         facts = read_facts(parse_json(about), file) if about else facts
         models.check_options(facts.options)
@@ -178,7 +179,8 @@ def _read_facts(file: pathlib.Path, layout: str, about: str | None, facts: Facts
             known["input"] = InputSpec.from_json(known["input"]).to_json()
     except ValueError as error:
         raise WeightsError(str(error)) from None
-    return dataclasses.replace(facts, **known)
+    note = known.pop("note", "")
+    return dataclasses.replace(facts, **known), note
 
 
 def write_weights(
