@@ -46,13 +46,13 @@ COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
 # Most lines of each unit, of JavaScript, of tests and of experiments. A number falls with every change that makes room,
 # and rises only by a commit that says what was worth it.
 LINES = {
-    "_internal": 2667,
+    "_internal": 2695,
     "amp": 3456,
-    "checkpoints": 1949,
+    "checkpoints": 2021,
     "config": 855,
     "data": 3091,
     "doctor": 353,
-    "models": 1832,
+    "models": 1834,
     "numerics": 4239,
     "precision": 1138,
     "predict": 590,
@@ -61,11 +61,11 @@ LINES = {
     "export": 590,
     "hosts": 494,
     "original": 1157,
-    "other_libraries": 341,
+    "other_libraries": 427,
     "photographs": 1131,
     "trackers": 212,
     "javascript": 548,
-    "tests": 28559,
+    "tests": 28757,
     "experiments": 6812,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mixedres.checkpoints import WeightsFile
 
 # Endings of files of weights; only the first is written.
-ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".npz", ".h5")
+ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".tar", ".ckpt", ".npz", ".h5")
 
 
 def write_converted(options: argparse.Namespace) -> None:
