@@ -29,7 +29,7 @@ from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import DType, Json, Record
 from mixedres.checkpoints import workdir
 from mixedres.checkpoints.documents import Facts, read_facts, read_record
-from mixedres.checkpoints.layouts import COUNTER, batches_of, layout_of
+from mixedres.checkpoints.layouts import COUNTER, batches_of, layout_of, with_head
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.checkpoints.weights import WeightsFile
 from mixedres.data import InputSpec
@@ -134,8 +134,9 @@ def _read_file(path: pathlib.Path) -> WeightsFile:
     layout = layout_of(tensors) or ("mixedres" if '"network"' in (about or "") else None)
     if layout is None:
         raise WeightsError(f"{file} {_what_else(tensors)}")
+    tensors, head = with_head(tensors, layout)
     facts, more = _read_facts(file, layout, about, facts)
-    note = "; ".join(filter(None, (note, more)))
+    note = "; ".join(filter(None, (note, head and f"taking {head} as the head", more)))
     return WeightsFile(file, tensors, layout, batches_of(tensors), note=note, **vars(facts))
 
 
