@@ -58,14 +58,14 @@ LINES = {
     "predict": 590,
     "train": 3952,
     "": 687,
-    "export": 590,
+    "export": 598,
     "hosts": 494,
     "original": 1170,
-    "other_libraries": 427,
+    "other_libraries": 454,
     "photographs": 1131,
     "trackers": 212,
     "javascript": 548,
-    "tests": 28796,
+    "tests": 28831,
     "experiments": 6812,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.

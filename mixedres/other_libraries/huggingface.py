@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mixedres import models
-from mixedres._internal.errors import reason
+from mixedres._internal.errors import listed, reason
 from mixedres._internal.files import read_object
 from mixedres._internal.types import Json, Record
 from mixedres.data import InputSpec
@@ -49,6 +49,10 @@ _PREPROCESSING: dict[str, tuple[Json, ...]] = {
     "do_normalize": (True,),
     "rescale_factor": (1 / 255,),
 }
+# Arguments of timm's networks, and its pool; arguments without effect on predictions are in `_WITHOUT_EFFECT`.
+_TIMM: dict[str, tuple[Json, ...]] = {"global_pool": ("avg",), "aa_layer": (None, ""), "act_layer": ("relu",)}
+_TIMM |= {"output_stride": (32,), "replace_stem_pool": (False,), "stem_type": ("",), "avg_down": (False,)}
+_WITHOUT_EFFECT = {"num_classes", "in_chans", "drop_rate", "drop_path_rate", "drop_block_rate", "zero_init_last"}
 # timm's default; other values squeeze the image, or frame it.
 _TIMM_CROP: dict[str, tuple[Json, ...]] = {"crop_mode": ("center",)}
 # Architectures of timm's hub with the names and the arithmetic of networks of mixedres. Others, such as resnetaa50 and
@@ -141,6 +145,10 @@ def read_timm_config(path: pathlib.Path) -> Record:
     name, found = str(config["architecture"]), config.get("pretrained_cfg") or {}
     if name not in _OF_TIMM:
         raise ValueError(f"{path}: architecture is {name!r}, and mixedres computes {', '.join(_OF_TIMM)}")
+    arguments = config.get("model_args") or {}
+    _refuse_others({"global_pool": config.get("global_pool") or "avg"} | arguments, _TIMM, path)
+    if unknown := sorted(arguments.keys() - _TIMM.keys() - _WITHOUT_EFFECT):
+        raise ValueError(f"{path}: model_args has {listed(unknown)}, and mixedres computes {name} without them")
     try:
         known: Record = {"version": "1.5"}
         labels = config.get("label_names") or found.get("label_names")

@@ -4,6 +4,7 @@ import io
 import os
 import pathlib
 import pickle
+import re
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 # Keys of the weights in checkpoints of training scripts (torchvision, timm), moving averages first, as timm reads them.
 _AVERAGES = ("state_dict_ema", "model_ema")
 _NESTED = (*_AVERAGES, "model", "state_dict", "model_state_dict", "net")
+# Keys of the network's name beside the weights.
+_NAMES = ("arch", "architecture", "model_name")
 # What checkpoints of training scripts have beside weights: arguments, paths, numbers of NumPy. PyTorch's reader of
 # weights makes an empty `_Beside` of each, so nothing of these names is imported or called.
 _IGNORED = tuple(
@@ -82,6 +85,7 @@ def read(file: pathlib.Path) -> tuple[dict[str, np.ndarray], str, Record]:
     state = loaded[key] if key else loaded
     if not isinstance(state, Mapping):
         raise WeightsError(f"{file} holds a {type(state).__name__}; save a model's state_dict()")
+    _check_architecture(file, loaded)
     try:
         tensors = {str(name): _numpy(value) for name, value in state.items() if isinstance(value, torch.Tensor)}
         if not tensors and (inner := [str(name) for name, value in state.items() if _has_tensors(value)]):
@@ -92,6 +96,21 @@ def read(file: pathlib.Path) -> tuple[dict[str, np.ndarray], str, Record]:
     except (TypeError, RuntimeError) as error:  # sparse, quantized, or of a dtype that numpy does not have
         raise WeightsError(f"{file} holds tensors that are no plain arrays ({str(error).splitlines()[0]})") from None
     return tensors, f"taking the moving average of the weights ({key})" if key in _AVERAGES else "", {}
+
+
+def _check_architecture(file: pathlib.Path, loaded: Record) -> None:
+    """Raises WeightsError if a checkpoint names a network that mixedres does not compute.
+
+    timm and PyTorch's example write the name: resnetblur50 has the tensors of resnet50, and blurs before it strides.
+    """
+    for key in _NAMES:
+        name = loaded.get(key)
+        plain = re.sub(r"[\W_]", "", name.rpartition("/")[2].partition(".")[0].lower()) if isinstance(name, str) else ""
+        if plain and not re.fullmatch(r"(cifar)?resnet\d+(v1|v15|v2)?", plain):
+            raise WeightsError(
+                f"{file}: {key} is {name!r}, and mixedres computes resnet18, resnet50 and others of these names; if "
+                "the network is one of them, save its state_dict() alone"
+            )
 
 
 def _has_tensors(value: object) -> bool:

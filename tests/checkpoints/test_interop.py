@@ -210,6 +210,18 @@ def test_file_of_a_training_script_is_read_beside_what_it_ignores(saved, tmp_pat
     assert torch.serialization.get_safe_globals() == before and not pathlib.Path("was_here").exists()
 
 
+def test_network_that_a_checkpoint_names_is_believed_or_refused(saved, tmp_path):
+    state = saved(18)[1].state_dict()
+    for key in ("arch", "architecture", "model_name"):
+        for name in ("resnet18", "ResNet-18", "timm/resnet18.a1_in1k", "cifar_resnet20", "resnet50_v1.5"):
+            torch.save({key: name, "state_dict": state}, tmp_path / "a.pth")
+            assert checkpoints.read_weights(tmp_path / "a.pth").name == "resnet18"
+        for name in ("resnetblur50", "resnetaa50.a1h_in1k", "seresnet50", "wide_resnet50_2", "resnext50_32x4d"):
+            torch.save({key: name, "state_dict": state}, tmp_path / "a.pth")
+            line = made.message(checkpoints.read_weights, tmp_path / "a.pth")
+            assert f"a.pth: {key} is {name!r}, and mixedres computes resnet18" in line
+
+
 @pytest.mark.parametrize("safe", [True, False])
 def test_divided_weights_are_read_and_their_index_is_checked(safe, saved, tmp_path):
     folder, network = saved(18)

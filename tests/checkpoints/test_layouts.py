@@ -208,3 +208,16 @@ def test_folder_of_timms_hub_is_believed_or_refused(tmp_path):
         assert f"architecture is '{other}', and mixedres computes resnet18" in made.message(
             checkpoints.read_weights, tmp_path
         )
+    for arguments, words in (
+        ({"aa_layer": "blurpool"}, "aa_layer is 'blurpool', and mixedres computes None"),
+        ({"act_layer": "gelu"}, "act_layer is 'gelu'"),
+        ({"output_stride": 16}, "output_stride is 16"),
+        (
+            {"block_args": {}, "drop_rate": 0.1},
+            "model_args has block_args, and mixedres computes resnet50 with",
+        ),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"model_args": arguments}))
+        assert words in made.message(checkpoints.read_weights, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"global_pool": "max"}))
+    assert "global_pool is 'max', and mixedres computes 'avg'" in made.message(checkpoints.read_weights, tmp_path)
