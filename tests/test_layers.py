@@ -65,7 +65,7 @@ LINES = {
     "photographs": 1131,
     "trackers": 212,
     "javascript": 548,
-    "tests": 28893,
+    "tests": 28903,
     "experiments": 6812,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.

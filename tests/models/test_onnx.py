@@ -46,17 +46,27 @@ def test_loops_and_trees_on_a_platform():
 
 
 @pytest.mark.interop
-@pytest.mark.parametrize(("name", "version"), [("resnet14", "1.5"), ("resnet18", "2"), ("cifar_resnet8", "1")])
-def test_jax2onnx_converts_what_onnxruntime_computes_the_same(name, version):
-    """In float32: jax2onnx 0.17.1 writes float16 heads that onnxruntime refuses, which has no bfloat16 convolutions."""
+@pytest.mark.parametrize(
+    ("name", "preset", "version"),
+    [
+        ("resnet14", "fp32", "1.5"),
+        ("resnet18", "fp16", "2"),
+        ("cifar_resnet8", "fp32", "1"),
+        ("cifar_resnet8", "fp16_rewrite", "1"),
+    ],
+)
+def test_jax2onnx_converts_what_onnxruntime_computes_the_same(name, preset, version):
+    """Without bfloat16, for which onnxruntime has no convolutions on CPUs."""
     jax2onnx = pytest.importorskip("jax2onnx", reason="needs jax2onnx: see .ci/run")
     onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install -e '.[interop]'")
-    function = network(name, "fp32", version=version)
+    function = network(name, preset, version=version)
     images = np.random.default_rng(0).standard_normal((2, 33, 33, 3), np.float32)
     expected = np.asarray(jax.jit(function)(images))
+    # jax2onnx 0.17.1 writes float16 heads that onnxruntime refuses if JAX has traced the same functions before.
+    jax.clear_caches()
     converted = jax2onnx.to_onnx(models.on_platform(function, "cpu"), [images.shape])
     jax.clear_caches()  # jax2onnx leaves primitives of its own in programs that JAX keeps
     session = onnxruntime.InferenceSession(converted.SerializeToString(), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {session.get_inputs()[0].name: images})
     error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
-    assert error < 1e-5 and expected.std() > 0.1
+    assert error < (1e-5 if preset == "fp32" else 5e-3) and expected.std() > 0.1
