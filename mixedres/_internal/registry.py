@@ -102,8 +102,8 @@ RESIZES = Registry("", "area|linear|official")
 # (path) -> ({name: array}, a note or '', {field of `checkpoints.Facts`: value}), the tensors of a file in one of
 # `checkpoints.LAYOUTS`, by the end of its name such as '.npz'; '' is for folders and names of several files. For
 # init_from and --from.
-WEIGHTS = Registry("", r"\.(safetensors|pth|pt|bin|keras|h5|hdf5)|")
-# (file of weights) -> {field of `checkpoints.Facts`: value}, from files beside it; by layout.
+WEIGHTS = Registry("", r"\.(safetensors|pth|pt|bin|tar|ckpt|keras|h5|hdf5)|")
+# (file of weights) -> {field of `checkpoints.Facts`: value} and perhaps a 'note', from files beside it; by layout.
 FACTS = Registry("", "torchvision|transformers")
 # (path) -> a `predict.Output`, by the end of the path; predict --out.
 OUTPUTS = Registry("", r"\.html")

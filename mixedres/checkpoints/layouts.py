@@ -34,6 +34,12 @@ _CONVOLUTIONS = {
     "transformers": r"resnet\.encoder\.stages\.(\d{1,4})\.layers\.(\d{1,4})\.layer\.(\d)\.convolution\.weight",
     "mixedres": r"params/block_layer(\d{1,4})_(\d{1,4})/conv(\d)/kernel",
 }
+# Names of the tensors of a ResNet, with those of the head.
+_OWN = {
+    "torchvision": r"(conv1|bn1|fc)\.\w+|layer\d.*",
+    "transformers": r"resnet\..*|classifier\.1\.\w+",
+    "mixedres": r".*",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +84,29 @@ def architecture(tensors: Mapping[str, np.ndarray], layout: str) -> Architecture
     stage_sizes = tuple(len(blocks[stage]) for stage in sorted(blocks))
     channels = stem.shape[2 if layout == "mixedres" else 1]
     return Architecture(len(convolutions) == 3, stage_sizes, 0 if bias is None else bias.shape[0], channels)
+
+
+def beside(names: Iterable[str], layout: str) -> list[str]:
+    """Returns the names of tensors that are no part of a ResNet of a layout, sorted."""
+    return sorted(name for name in names if not re.fullmatch(_OWN[layout], name))
+
+
+def with_head(tensors: Mapping[str, np.ndarray], layout: str) -> tuple[dict[str, np.ndarray], str]:
+    """Returns the tensors with the names of the layout's head, and the module that was the head, or ''.
+
+    The head is the only module beside the network's own, if it is dense: scripts for fine-tuning name it as they like,
+    such as fc.1 after a dropout. A head without a bias gets zeros.
+    """
+    kernel, bias = _head(layout)
+    modules = {name.rpartition(".")[0] for name in beside(tensors, layout)}
+    module = modules.pop() if len(modules) == 1 and kernel not in tensors and layout != "mixedres" else ""
+    old = (f"{module}.weight", f"{module}.bias") if module else (kernel, bias)
+    weight = tensors.get(old[0])
+    if weight is None or weight.ndim != 2 or not set(beside(tensors, layout)) <= set(old):
+        return dict(tensors), ""
+    classes = weight.shape[layout == "mixedres"]
+    rest = {name: value for name, value in tensors.items() if name not in old}
+    return rest | {kernel: weight, bias: tensors.get(old[1], np.zeros(classes, weight.dtype))}, module
 
 
 def to_tensors(variables: Variables, layout: str, batches: int | None = None) -> dict[str, np.ndarray]:

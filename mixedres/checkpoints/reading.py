@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +14,22 @@ import safetensors.numpy
 
 from mixedres import models
 from mixedres._internal import registry
-from mixedres._internal.errors import OtherModelError, WeightsError, reason
-from mixedres._internal.files import check_weights_exist, parse_json, read_regular, split_checkpoint, write_whole
+from mixedres._internal.errors import OtherModelError, WeightsError, listed, reason
+from mixedres._internal.files import (
+    check_weights_exist,
+    parse_json,
+    read_object,
+    read_regular,
+    split_checkpoint,
+    write_whole,
+)
 from mixedres._internal.formats import stamped
 from mixedres._internal.names import LAYOUTS
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import DType, Json, Record
 from mixedres.checkpoints import folder, workdir
 from mixedres.checkpoints.documents import Facts, read_facts, read_record
-from mixedres.checkpoints.layouts import COUNTER, batches_of, layout_of
+from mixedres.checkpoints.layouts import COUNTER, batches_of, layout_of, with_head
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.checkpoints.weights import WeightsFile
 from mixedres.data import InputSpec
@@ -36,7 +43,9 @@ _DTYPES: dict[str, DType] = dict(F16=np.float16, BF16=jnp.bfloat16, F32=np.float
 _MOST_AXES = 4
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 # Files in a folder, in the order in which transformers looks for them.
-_IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
+_IN_FOLDER = tuple(f"{name}{end}" for name in ("model.safetensors", "pytorch_model.bin") for end in ("", ".index.json"))
+# End of the name of a file that says in which files the tensors are.
+_INDEX = ".index.json"
 # Beginnings of all names in files of DataParallel and averaging, torch.compile, Lightning and networks inside others.
 _PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.")
 # Counter beside the weights of torch.optim.swa_utils.AveragedModel.
@@ -114,28 +123,91 @@ def _read_file(path: pathlib.Path) -> WeightsFile:
         file = next((path / name for name in _IN_FOLDER if (path / name).is_file()), path)
     if os.path.lexists(file) and not file.is_file() and not file.is_dir():
         raise WeightsError(f"{file} is no regular file, or a link to nowhere; name a file of weights or a workdir")
-    kind = (file.suffix or "none") if file.is_file() else ""
-    about, note, facts = None, "", Facts()
-    if kind == _SAFETENSORS:
-        tensors, about = _read_safetensors(file)
-    elif kind in registry.WEIGHTS:
-        tensors, note, facts = _read_registered(kind, file)
+    if file.is_file() and file.name.endswith(_INDEX):
+        tensors, about, note, facts = _read_parts(file), None, "", Facts()
     else:
-        known = ", ".join((_SAFETENSORS, *filter(None, registry.WEIGHTS)))
-        raise WeightsError(
-            f"{file} is no file of weights; those end in {known}, and a checkpoint of TensorFlow is named without "
-            ".index, .meta or .data-00000-of-00001"
-        )
+        tensors, about, note, facts = _read_whole(file)
     tensors, prefix = _without_prefix(tensors)
     if prefix not in ("", "module."):
         note = "; ".join(filter(None, (note, f"the beginning {prefix!r} of all names is left out")))
     tensors = _checked(file, tensors)
     layout = layout_of(tensors) or ("mixedres" if '"network"' in (about or "") else None)
     if layout is None:
-        names = ", ".join(sorted(tensors)[:3]) or "no tensor"
-        raise WeightsError(f"{file} holds no ResNet of the layouts {' and '.join(LAYOUTS)} (it has {names} ...)")
-    facts = _read_facts(file, layout, about, facts)
+        raise WeightsError(f"{file} {_what_else(tensors)}")
+    tensors, head = with_head(tensors, layout)
+    facts, more = _read_facts(file, layout, about, facts)
+    note = "; ".join(filter(None, (note, head and f"taking {head} as the head", more)))
     return WeightsFile(file, tensors, layout, batches_of(tensors), note=note, **vars(facts))
+
+
+def _what_else(names: Iterable[str]) -> str:
+    """Returns what tensors with these names are, which are in no layout, and what to type; the file is the subject."""
+    names = sorted(names)
+    below: dict[str, list[str]] = {}
+    for name in names:
+        first, _, rest = name.partition(".")
+        below.setdefault(first, []).append(rest)
+    networks = [first for first, inner in below.items() if _is_of_network(inner)]
+    if networks:
+        found, rest = (
+            listed([f"{first}." for first in below if (first in networks) == one], 3) for one in (True, False)
+        )
+        return (
+            f"holds a ResNet below {found}{rest and f' beside {rest}'}; save one alone, as of "
+            f"model.{networks[-1]}.state_dict()"
+        )
+    if below and all(first.isdigit() for first in below):
+        return (
+            f"holds layers of torch.nn.Sequential ({listed(names, 2)}), which have numbers and no names; save the "
+            "state_dict() of the ResNet that they are from"
+        )
+    return f"holds no ResNet of the layouts {' and '.join(LAYOUTS)} (it has {', '.join(names[:3]) or 'no tensor'} ...)"
+
+
+def _is_of_network(names: Iterable[str]) -> bool:
+    """Returns whether tensors with these names, perhaps after a beginning that all have, are in a layout."""
+    return layout_of(_without_prefix(dict.fromkeys(names, np.zeros(0)))[0]) is not None
+
+
+def _read_whole(file: pathlib.Path) -> tuple[dict[str, np.ndarray], str | None, str, Facts]:
+    """Returns the tensors of a file, the metadata that mixedres wrote, a note, and facts of the file's reader."""
+    kind = (file.suffix or "none") if file.is_file() else ""
+    if kind == _SAFETENSORS:
+        return *_read_safetensors(file), "", Facts()
+    if kind in registry.WEIGHTS:
+        tensors, note, facts = _read_registered(kind, file)
+        return tensors, None, note, facts
+    known = ", ".join((_SAFETENSORS, *filter(None, registry.WEIGHTS), _INDEX))
+    raise WeightsError(
+        f"{file} is no file of weights; those end in {known}, and a checkpoint of TensorFlow is named without .index, "
+        ".meta or .data-00000-of-00001"
+    )
+
+
+def _read_parts(index: pathlib.Path) -> dict[str, np.ndarray]:
+    """Returns the tensors of the files beside an index, as transformers divides a large network.
+
+    Raises WeightsError for an index that names files in other folders, and for a file that lacks a tensor.
+    """
+    try:
+        parts = {str(tensor): str(name) for tensor, name in read_object(index)["weight_map"].items()}
+    except (KeyError, AttributeError, ValueError) as error:
+        raise WeightsError(
+            f"{index} does not say which file has which tensor ({reason(error)}); get it again"
+        ) from None
+    if outside := [name for name in parts.values() if pathlib.PurePath(name).name != name or name.endswith(_INDEX)]:
+        raise WeightsError(
+            f"{index} names {outside[0]!r}, which is no file beside it; put all its files into one folder"
+        )
+    tensors: dict[str, np.ndarray] = {}
+    for name in sorted(set(parts.values())):
+        check_weights_exist(index.with_name(name))
+        found = _read_whole(index.with_name(name))[0]
+        wanted = [tensor for tensor, part in parts.items() if part == name]
+        if missing := [tensor for tensor in wanted if tensor not in found]:
+            raise WeightsError(f"{index.with_name(name)} lacks {listed(missing, 2)}, which {index.name} promises")
+        tensors |= {tensor: found[tensor] for tensor in wanted}
+    return tensors
 
 
 def _read_registered(kind: str, file: pathlib.Path) -> tuple[dict[str, np.ndarray], str, Facts]:
@@ -161,8 +233,8 @@ def _without_prefix(tensors: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarra
     return tensors, removed
 
 
-def _read_facts(file: pathlib.Path, layout: str, about: str | None, facts: Facts) -> Facts:
-    """Returns the facts beside the tensors: of the file's reader, its metadata, or files beside it."""
+def _read_facts(file: pathlib.Path, layout: str, about: str | None, facts: Facts) -> tuple[Facts, str]:
+    """Returns the facts beside the tensors: of the file's reader, its metadata, or files beside it; and a note."""
     try:
         facts = read_facts(parse_json(about), file) if about else facts
         models.check_options(facts.options)
@@ -178,7 +250,8 @@ def _read_facts(file: pathlib.Path, layout: str, about: str | None, facts: Facts
             known["input"] = InputSpec.from_json(known["input"]).to_json()
     except ValueError as error:
         raise WeightsError(str(error)) from None
-    return dataclasses.replace(facts, **known)
+    note = known.pop("note", "")
+    return dataclasses.replace(facts, **known), note
 
 
 def write_weights(

@@ -11,7 +11,7 @@ import jmp
 import numpy as np
 
 from mixedres import models
-from mixedres._internal.errors import MismatchError, WeightsError
+from mixedres._internal.errors import MismatchError, WeightsError, listed
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import layouts
 from mixedres.checkpoints.documents import Facts
@@ -103,6 +103,12 @@ class WeightsFile(Facts):
         if name is None:
             raise WeightsError(f"{self.path} is {self.describe()}; mixedres has {', '.join(models.NAMES)}")
         if found and not found.num_classes:
+            left = listed(layouts.beside(self.tensors, self.layout))
+            if rest := left or self.note.partition("not of the network: ")[2]:
+                raise WeightsError(
+                    f"{self.path} has more than one dense layer at its end: {rest}; train a head with config.init_from"
+                    + (", from a file without these tensors" if left else "")
+                )
             raise WeightsError(f"{self.path} has no head; train one with config.init_from")
         num_classes = found.num_classes if found else self.num_classes
         try:

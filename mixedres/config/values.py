@@ -24,15 +24,35 @@ BOOLEANS = {"true": True, "false": False, "True": True, "False": False}
 _BY_PATH = {key.path: key for key in KEYS}
 
 
+class Config(ConfigDict):  # type: ignore[misc]
+    """A config that takes numbers of NumPy and JAX as Python's, by attribute and by key."""
+
+    def __setitem__(self, key: str, value: object) -> None:
+        super().__setitem__(key, _plain(value))
+
+
+def _plain(value: Any) -> object:
+    """Returns a number of NumPy or JAX as Python's, an array of one axis as a tuple, and other values unchanged."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    axes = getattr(value, "ndim", None)
+    if not isinstance(axes, int) or axes > 1:
+        return value
+    found = value.tolist()
+    if axes == 1:
+        return tuple(found)
+    return float(found) if hasattr(found, "dtype") else found  # np.longdouble
+
+
 def defaults() -> ConfigDict:
     """Returns a fresh config with every key of `KEYS` at its default."""
-    config = ConfigDict()
+    config = Config()
     for key in KEYS:
         *sections, name = key.path.split(".")
         section = config
         for part in sections:
             if part not in section:
-                section[part] = ConfigDict()
+                section[part] = Config()
             section = section[part]
         section[name] = config_dict.placeholder(key.type)
         section[name] = key.default
@@ -120,7 +140,8 @@ def _assign(config: ConfigDict, path: str, value: object) -> None:
 def _wrong_type(path: str, value: object) -> ConfigError:
     kind = _BY_PATH[path].type.__name__
     words = {"bool": "true or false", "tuple": "a tuple, such as 30,60 or 30,"}
-    return ConfigError(f"config.{path} is {value!r}; it must be {words.get(kind, f'of type {kind}')}")
+    given = " ".join(repr(value).split())  # an array has several lines
+    return ConfigError(f"config.{path} is {given:.200}; it must be {words.get(kind, f'of type {kind}')}")
 
 
 def _nearest(path: str) -> str:

@@ -48,7 +48,7 @@ for path in sys.argv[1:]:
         images.extend(found)
     except ModuleNotFoundError: sys.exit("to read photographs, type: pip install pillow")
     except Exception as error:  # Pillow raises many kinds of errors
-        reason = getattr(error, "strerror", None) or str(error).partition(path)[0].rstrip("' ") or type(error).__name__
+        reason = getattr(error, "strerror", None) or str(error).partition(" <")[0] or type(error).__name__
         status = print(printable(f"{{path}}: {{reason}}"), file=sys.stderr) or 1
 if not images: sys.exit(status)
 images = np.stack(images)
@@ -77,8 +77,25 @@ def options_for_cpus():  # with oneDNN
 
 """
 
+# As `mixedres.data.images.decoding` converts what Pillow decodes.
+_PIXELS = """\
+def opened(path):  # from memory, because Pillow maps some TIFFs, and turns no image that it maps
+    import io
+    from PIL import Image
+    with open(path, "rb") as file: return Image.open(io.BytesIO(file.read()))
+
+def pixels_of(photo):  # uint8 (height, width, {channels}), upright
+    from PIL import Image, ImageOps
+    photo = ImageOps.exif_transpose(photo)
+    if photo.mode == "F": raise ValueError("its pixels are floating-point numbers of an unknown range")
+    if photo.mode.startswith("I"): photo = Image.fromarray(np.uint8(np.clip(np.asarray(photo) / 257 + 0.5, 0, 255)))
+    if photo.mode == "P": photo = photo.convert("RGBA")
+    return np.asarray(photo.convert("{mode}")).reshape(photo.height, photo.width, {channels})
+"""
+
 # The same steps as `mixedres.data.images.squares.crop_and_resize`, with Pillow; the geometry is the loader's own text.
 _READ_PHOTOGRAPH = """\
+{pixels_of}
 def resize(pixels, height, width, by_area):  # else linear interpolation
     def weights(length, size):  # (size, length)
         old, edges = np.arange(length), np.arange(size + 1) * (length / size)
@@ -89,16 +106,13 @@ def resize(pixels, height, width, by_area):  # else linear interpolation
     return np.uint8(np.einsum("yh,hw...,xw->yx...", rows, np.float32(pixels), columns, optimize=True) + 0.5)
 
 def read_photograph(path):  # upright, the square in the middle, {height}x{width} pixels
-    from PIL import Image, ImageOps
-    photo, size = Image.open(path), {width}
-    if photo.mode == "F": raise ValueError("its pixels are floating-point numbers of an unknown range")
+    photo, size = opened(path), {width}
     turned = photo.format != "TIFF" and photo.getexif().get(0x0112, 1) > 4  # Pillow turns a TIFF
     width, height = photo.size[::-1] if turned else photo.size
     box = central_crop(height, width, {crop_pct:.6g})
     shrink, is_jpeg = shrink_for(box.height, size), photo.format == "JPEG"
     if is_jpeg: photo.draft("{mode}", [length // shrink for length in photo.size])
-    if photo.mode.startswith("I"): photo = Image.fromarray(np.uint8(np.clip(np.asarray(photo) / 257 + 0.5, 0, 255)))
-    pixels = np.asarray(ImageOps.exif_transpose(photo).convert("{mode}"))
+    pixels = pixels_of(photo)
     if shrink > 1 and not is_jpeg: pixels = resize(pixels, -(-height // shrink), -(-width // shrink), by_area=True)
     part = pixels[shrunk(box, shrink)]
     by_area = {is_area} and min(part.shape[:2]) >= size
@@ -107,19 +121,17 @@ def read_photograph(path):  # upright, the square in the middle, {height}x{width
 
 # As `mixedres.original.pixels` computes.
 _READ_OFFICIAL = """\
+{pixels_of}
 def read_photograph(path):  # upright, the middle after the shorter side has become {resized} pixels
-    from PIL import Image, ImageOps
     def middle(x, axis, shorter):
         at = central_positions(x.shape[axis], shorter, {resized}, {width})
         low = at.astype(int)
         share = (at - low).astype(np.float32).reshape((-1, 1, 1) if axis == 0 else (-1, 1))
         before, after = x.take(low, axis), x.take(low + 1, axis, mode="clip")
         return before + (after - before) * share
-    photo = ImageOps.exif_transpose(Image.open(path))
-    if photo.mode == "F": raise ValueError("its pixels are floating-point numbers of an unknown range")
-    photo = photo.convert("{mode}")
-    pixels = np.asarray(photo, np.float32).reshape(photo.height, photo.width, {channels})
-    return middle(middle(pixels, 1, min(photo.size)), 0, min(photo.size))
+    pixels = np.float32(pixels_of(opened(path)))
+    shorter = min(pixels.shape[:2])
+    return middle(middle(pixels, 1, shorter), 0, shorter)
 """
 
 _README = """\
@@ -186,6 +198,7 @@ def write_files(
     write_json(folder / FACTS, stamped(facts))
     words = _words(classifier.spec, facts)
     is_official = classifier.spec.resize == "official"
+    words["pixels_of"] = _PIXELS.format(**words)
     read = (_READ_OFFICIAL if is_official else _READ_PHOTOGRAPH).format(**words)
     source = inspect.getsource(geometry).partition("import numpy as np\n")[2].strip()
     (folder / LOADER).write_text(_LOADER.format(**words | {"read_photograph": read, "geometry": source}))

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from mixedres.checkpoints import WeightsFile
 
 # Endings of files of weights; only the first is written.
-ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".npz", ".h5")
+ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".tar", ".ckpt", ".npz", ".h5")
+# Networks that torchvision or timm 1.0 has under this name.
+_OF_TORCHVISION_OR_TIMM = tuple(f"resnet{size}" for size in (18, 26, 34, 50, 101, 152, 200))
 
 
 def write_converted(options: argparse.Namespace) -> None:
@@ -63,6 +65,12 @@ def write_converted(options: argparse.Namespace) -> None:
     if layout != "mixedres" and file.options:
         needs = ", ".join(f"{name}={value}" for name, value in sorted(file.options.items()))
         console.show(f"warning: these weights need {needs}, which networks of other libraries do not have")
+    if layout == "torchvision" and file.name not in _OF_TORCHVISION_OR_TIMM:
+        name = file.name or "such network"
+        console.show(
+            f"warning: torchvision and timm have no {name}: the names of the tensors are theirs, and mixedres reads",
+            "         the file; for another program, write --to=DIR, or its own module with these shapes",
+        )
     if layout == "torchvision" and file.version == "1" and architecture and architecture.bottleneck:
         console.show(
             "warning: these weights are of version 1. The networks of this name in torchvision and timm are 1.5: they",

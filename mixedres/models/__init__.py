@@ -9,6 +9,7 @@ from mixedres._internal.lazy import importer
 from mixedres.models.names import NAMES, NETWORKS, OPTIONS, check_options, default_version, name_of, resnet_shape
 
 if TYPE_CHECKING:
+    from mixedres._internal.jaxprs.control_flow import on_platform
     from mixedres.models import kernel_layout, onednn
     from mixedres.models.factory import INITIALIZERS, compiler_options, create, for_platform
     from mixedres.models.folding import for_inference
@@ -34,6 +35,7 @@ __all__ = [
     "module_paths",
     "name_of",
     "normalization",
+    "on_platform",
     "onednn",
     "policy_of",
     "resnet_shape",

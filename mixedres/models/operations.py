@@ -186,9 +186,9 @@ def max_pool(x: jax.Array, padding: str = "pytorch", *, use_onednn: bool = False
     """
 
     def default(x: jax.Array) -> jax.Array:
-        around = [pads(extent, 3, 2, padding) for extent in x.shape[1:3]]
-        pooled: jax.Array = nn.max_pool(x, (3, 3), strides=(2, 2), padding=around)
-        return pooled
+        around = ((0, 0), *(pads(extent, 3, 2, padding) for extent in x.shape[1:3]), (0, 0))
+        # Not flax' max_pool: jax2onnx 0.17.1 replaces it by its own, which ignores the padding.
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), around)
 
     def on_cpu(x: jax.Array) -> jax.Array:
         return _pool(_pool(selectable(x, use_onednn=use_onednn), 2, padding), 1, padding).astype(x.dtype)

@@ -43,6 +43,7 @@ def find_network(variables: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndar
         module, _, leaf = name.removesuffix(":0").rpartition("/")
         modules.setdefault(module, {})[leaf] = value
     kind, paths = _paths(modules)
+    paths = _with_head(modules, paths)
     _check_whole(paths)
     half = [f"{name} ({value.dtype})" for name, value in variables.items() if value.dtype.itemsize < 4]
     if half:
@@ -57,6 +58,9 @@ def find_network(variables: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndar
             if leaf in _LEAVES:
                 collection, own = _LEAVES[leaf]
                 tensors[f"{collection}/{path}/{own}"] = value
+    head = tensors.get("params/head/kernel")
+    if head is not None and "params/head/bias" not in tensors:
+        tensors["params/head/bias"] = np.zeros(head.shape[-1], head.dtype)
     unknown = sorted(name for name in variables if name.removesuffix(":0").rpartition("/")[0] not in paths)
     notes = [f"from TensorFlow ({kind})"]
     if kind == "applications":
@@ -70,6 +74,15 @@ def find_network(variables: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndar
         "input": _input(kind, tensors["params/stem_conv/kernel"]),
     }
     return tensors, "; ".join(notes), facts
+
+
+def _with_head(modules: Mapping[str, Mapping[str, np.ndarray]], paths: dict[str, str]) -> dict[str, str]:
+    """Returns `paths` with a head: the only layer beside the others, if it is dense; the name of a layer is free."""
+    rest = [module for module in modules if module not in paths]
+    if "head" in paths.values() or len(rest) != 1:
+        return paths
+    kernel = modules[rest[0]].get("kernel")
+    return paths | {rest[0]: "head"} if kernel is not None and kernel.ndim == 2 else paths
 
 
 def _check_whole(paths: Mapping[str, str]) -> None:

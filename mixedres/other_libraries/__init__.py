@@ -32,7 +32,7 @@ def _of_transformers(file: pathlib.Path) -> dict[str, Any]:
     return huggingface.facts_of_transformers(file)
 
 
-registry.WEIGHTS.add_built_in(dict.fromkeys((".pth", ".pt", ".bin"), _read_pickle))
+registry.WEIGHTS.add_built_in(dict.fromkeys((".pth", ".pt", ".bin", ".tar", ".ckpt"), _read_pickle))
 registry.FACTS.add_built_in({"torchvision": _of_timm, "transformers": _of_transformers})
 
 __getattr__ = importer(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mixedres import models
-from mixedres._internal.errors import reason
+from mixedres._internal.errors import listed, reason
 from mixedres._internal.files import read_object
 from mixedres._internal.types import Json, Record
 from mixedres.data import InputSpec
@@ -24,8 +24,11 @@ _WIDTHS = {True: [256, 512, 1024, 2048], False: [64, 128, 256, 512]}
 # Processor of transformers' own ResNets. Below 384 pixels of input, the shorter side becomes `shortest_edge / crop_pct`
 # and the center is cut out.
 _PROCESSOR, _CROPPED_BELOW, _CROP_PCT = "ConvNextImageProcessor", 384, 224 / 256
-# Pillow's number of the bilinear filter.
-_BILINEAR = 2
+# Filters by Pillow's numbers. mixedres averages over areas instead, which changes a normalized input of 224 pixels by
+# so many % of its norm: mean of the 6 photographs of tests/other_libraries, Pillow 13.
+_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+_CHANGES = {"lanczos": 4, "bilinear": 3, "bicubic": 2, "box": 5, "hamming": 2}
+_BILINEAR, _BICUBIC = 2, 3
 # Processor that cuts out the center at any size.
 _CROPPING = "BitImageProcessor"
 
@@ -46,6 +49,12 @@ _PREPROCESSING: dict[str, tuple[Json, ...]] = {
     "do_normalize": (True,),
     "rescale_factor": (1 / 255,),
 }
+# Arguments of timm's networks, and its pool; arguments without effect on predictions are in `_WITHOUT_EFFECT`.
+_TIMM: dict[str, tuple[Json, ...]] = {"global_pool": ("avg",), "aa_layer": (None, ""), "act_layer": ("relu",)}
+_TIMM |= {"output_stride": (32,), "replace_stem_pool": (False,), "stem_type": ("",), "avg_down": (False,)}
+_WITHOUT_EFFECT = {"num_classes", "in_chans", "drop_rate", "drop_path_rate", "drop_block_rate", "zero_init_last"}
+# timm's default; other values squeeze the image, or frame it.
+_TIMM_CROP: dict[str, tuple[Json, ...]] = {"crop_mode": ("center",)}
 # Architectures of timm's hub with the names and the arithmetic of networks of mixedres. Others, such as resnetaa50 and
 # resnetblur50, have equal tensors and compute something else.
 _OF_TIMM = tuple(f"resnet{size}" for size in (18, 26, 34, 50, 101, 152, 200))
@@ -75,7 +84,36 @@ def facts_of_transformers(file: pathlib.Path) -> Record:
         known["version"], known["class_names"] = read_network_config(config)
     if processor.is_file():
         known["input"] = read_processor_config(processor)
+        known["note"] = _note_on_filter(_read_object(processor), processor)
     return known
+
+
+def _note_on_filter(config: Record, path: pathlib.Path) -> str:
+    """Returns a note on the filter of a processor or of timm, which mixedres does not have.
+
+    Raises ValueError for a filter that takes single pixels, and for an unknown filter.
+    """
+    key = "interpolation" if "interpolation" in config else "resample"
+    default = _BILINEAR if _kind(config).startswith("ConvNext") else _BICUBIC
+    value = default if config.get(key) is None else config[key]
+    name = _FILTERS[value] if type(value) is int and 0 <= value < len(_FILTERS) else value
+    name = "bilinear" if (key, name) == ("interpolation", "random") else name  # as timm tests
+    if not isinstance(name, str) or name not in _CHANGES:
+        known = [*_CHANGES] if key == "interpolation" else [f"{_FILTERS.index(one)} ({one})" for one in _CHANGES]
+        given = f"{value!r} (nearest)" if name == "nearest" != value else repr(value)
+        raise ValueError(
+            f"{path}: {key} is {given}, and mixedres averages over areas, which is close to {', '.join(known)}; write "
+            "one of them into the file"
+        )
+    return (
+        f"{path.name} asks for the filter {name} ({key}={value}); mixedres averages over areas, which changes the "
+        f"input by about {_CHANGES[name]} % of its norm; arrays of the network's size are taken as they are"
+    )
+
+
+def _kind(config: Record) -> str:
+    """Returns the name of a processor's class."""
+    return str(config.get("image_processor_type") or config.get("feature_extractor_type") or _PROCESSOR)
 
 
 def read_network_config(path: pathlib.Path) -> tuple[str | None, tuple[str, ...] | None]:
@@ -95,7 +133,9 @@ def read_network_config(path: pathlib.Path) -> tuple[str | None, tuple[str, ...]
 
 
 def read_timm_config(path: pathlib.Path) -> Record:
-    """Returns what a config.json of timm's hub says: 'class_names', 'input', 'version'; {} for another program's file.
+    """Returns what a config.json of timm's hub says: 'class_names', 'input', 'version' and a 'note', as far as it does.
+
+    For another program's file, the result is {}.
 
     Raises ValueError if the file names an architecture that mixedres does not compute.
     """
@@ -106,17 +146,26 @@ def read_timm_config(path: pathlib.Path) -> Record:
     if name not in _OF_TIMM:
         raise ValueError(f"{path}: architecture is {name!r}, and mixedres computes {', '.join(_OF_TIMM)}")
     try:
+        arguments = config.get("model_args") or {}
+        _refuse_others({"global_pool": config.get("global_pool") or "avg"} | arguments, _TIMM, path)
+        if unknown := sorted(arguments.keys() - _TIMM.keys() - _WITHOUT_EFFECT):
+            raise ValueError(f"{path}: model_args has {listed(unknown)}, and mixedres computes {name} without them")
         known: Record = {"version": "1.5"}
         labels = config.get("label_names") or found.get("label_names")
         if labels:
             known["class_names"] = tuple(map(str, labels))
         if "input_size" in found:
-            channels, height, width = found["input_size"]
+            _refuse_others(found, _TIMM_CROP, path)
+            known["note"] = _note_on_filter({"interpolation": found.get("interpolation") or "bicubic"}, path)
+            try:
+                channels, height, width = found["input_size"]
+            except ValueError:
+                raise ValueError(f"{path}: input_size is {found['input_size']!r}; it must be three numbers") from None
             mean, std = ([255.0 * value for value in found[key]] for key in ("mean", "std"))
             known["input"] = {"shape": [height, width, channels], "mean": mean, "std": std, "resize": "area"}
             known["input"]["crop_pct"] = found.get("crop_pct") or _CROP_PCT
         return known
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{path} is not a config of timm ({error!r})") from None
 
 
@@ -128,7 +177,8 @@ def read_processor_config(path: pathlib.Path) -> Record:
     """
     config = _read_object(path)
     _refuse_others(config, _PREPROCESSING, path)
-    kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or _PROCESSOR)
+    _note_on_filter(config, path)
+    kind = _kind(config)
     crops = bool(config.get("do_center_crop") and config.get("crop_size"))
     if not kind.startswith(_KINDS) or (kind.startswith("Bit") and not crops):
         without = "" if crops else " without a center crop"

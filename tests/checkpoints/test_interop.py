@@ -1,9 +1,12 @@
 """Against PyTorch and Hugging Face's transformers: the same numbers from the same weights, there and back."""
 
+import argparse
+import datetime
 import io
 import json
 import pathlib
 import struct
+import warnings
 import zipfile
 
 import jax
@@ -188,6 +191,89 @@ def test_pickle_that_runs_code_is_refused(tmp_path, monkeypatch):
     with pytest.raises(checkpoints.WeightsError, match="holds code beside weights, and was refused"):
         checkpoints.read_weights(tmp_path / "bad.pth")
     assert not (tmp_path / "was_here").exists()
+
+
+def test_file_of_a_training_script_is_read_beside_what_it_ignores(saved, tmp_path):
+    """Names of the endings of training scripts and of Lightning; what is beside the weights is not made."""
+    folder, network = saved(18)
+    expected = checkpoints.read_weights(folder).tensors
+    beside = {"args": argparse.Namespace(lr=np.float64(0.1), out=pathlib.Path("x")), "best": np.float32(0.5)}
+    beside |= {"history": np.arange(3), "when": datetime.timedelta(1), "hyper_parameters": {"seed": np.int64(3)}}
+    state = {f"model.{name}": value for name, value in network.state_dict().items()}
+    for name in ("best.pth.tar", "last.ckpt", "a.tar", "a.pt"):
+        torch.save({"state_dict": state, **beside}, tmp_path / name)
+        found = checkpoints.read_weights(tmp_path / name).tensors
+        assert found.keys() == expected.keys() and all((found[key] == expected[key]).all() for key in expected)
+    before = torch.serialization.get_safe_globals()
+    torch.save({"state_dict": state, **beside, "code": Malicious()}, tmp_path / "bad.ckpt")
+    assert "holds code beside weights" in made.message(checkpoints.read_weights, tmp_path / "bad.ckpt")
+    assert torch.serialization.get_safe_globals() == before and not pathlib.Path("was_here").exists()
+
+
+def test_network_that_a_checkpoint_names_is_believed_or_refused(saved, tmp_path):
+    state = saved(18)[1].state_dict()
+    for key in ("arch", "architecture", "model_name"):
+        for name in ("resnet18", "ResNet-18", "timm/resnet18.a1_in1k", "cifar_resnet20", "resnet50_v1.5"):
+            torch.save({key: name, "state_dict": state}, tmp_path / "a.pth")
+            assert checkpoints.read_weights(tmp_path / "a.pth").name == "resnet18"
+        for name in ("resnetblur50", "resnetaa50.a1h_in1k", "seresnet50", "wide_resnet50_2", "resnext50_32x4d"):
+            torch.save({key: name, "state_dict": state}, tmp_path / "a.pth")
+            line = made.message(checkpoints.read_weights, tmp_path / "a.pth")
+            assert f"a.pth: {key} is {name!r}, and mixedres computes resnet18" in line
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_divided_weights_are_read_and_their_index_is_checked(safe, saved, tmp_path):
+    folder, network = saved(18)
+    network.save_pretrained(tmp_path, max_shard_size="20MB", safe_serialization=safe)
+    (index,) = tmp_path.glob("*.index.json")
+    expected = checkpoints.read_weights(folder)
+    for path in (tmp_path, index):
+        file = checkpoints.read_weights(path)
+        assert file.tensors.keys() == expected.tensors.keys() and file.input == expected.input
+        assert all((file.tensors[key] == expected.tensors[key]).all() for key in expected.tensors)
+        assert file.version == "1.5" and file.name == "resnet18"
+    record = json.loads(index.read_text())
+    name, part = next(iter(record["weight_map"].items()))
+    for changed, words in (
+        ({name: "../x.safetensors"}, "names '../x.safetensors', which is no file beside it"),
+        ({name: index.name}, f"names '{index.name}', which is no file beside it"),
+        ({name: "none.safetensors"}, "none.safetensors does not exist"),
+        ({"more": part}, f"{part} lacks more, which {index.name} promises"),
+    ):
+        index.write_text(json.dumps({"weight_map": record["weight_map"] | changed}))
+        assert words in made.message(checkpoints.read_weights, tmp_path)
+    for text in ("[]", "{", '{"weight_map": []}', "{}"):
+        index.write_text(text)
+        assert "does not say which file has which tensor" in made.message(checkpoints.read_weights, index)
+
+
+def test_files_of_several_networks_say_what_to_save(saved, tmp_path):
+    state = saved(18)[1].state_dict()
+    with warnings.catch_warnings(action="ignore"):  # TorchScript is deprecated
+        torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "program.pt")
+    torch.save({"student": state, "teacher": state, "epoch": 3}, tmp_path / "pair.pth")
+    torch.save({"model": {"net_a": state, "net_b": state}}, tmp_path / "inner.pth")
+    torch.save({f"{one}.{name}": x for one in ("student", "teacher") for name, x in state.items()}, tmp_path / "a.pth")
+    torch.save(
+        {"loss.weight": state["classifier.1.bias"]} | {f"net.{n}": x for n, x in state.items()}, tmp_path / "b.pth"
+    )
+    torch.save({"0.weight": state["classifier.1.bias"], "4.0.conv1.weight": torch.zeros(2)}, tmp_path / "c.pth")
+    for name, words in (
+        (
+            "program.pt",
+            "TorchScript, which is not run; save its weights: torch.save(torch.jit.load('program.pt')",
+        ),
+        (
+            "pair.pth",
+            "weights of student, teacher, each by itself; save one: torch.save(torch.load('pair.pth')['t",
+        ),
+        ("inner.pth", "save one: torch.save(torch.load('inner.pth')['model']['net_b'], 'weights.pth')"),
+        ("a.pth", "holds a ResNet below student., teacher.; save one alone, as of model.teacher.state_dict()"),
+        ("b.pth", "holds a ResNet below net. beside loss.; save one alone, as of model.net.state_dict()"),
+        ("c.pth", "holds layers of torch.nn.Sequential (0.weight, 4.0.conv1.weight), which have numbers and no names"),
+    ):
+        assert words in made.message(checkpoints.read_weights, tmp_path / name)
 
 
 def with_pickle(content):

@@ -95,6 +95,29 @@ def test_version_that_weights_do_not_tell_is_given(tmp_path):
         assert line.startswith(f"version '{given}' is for weights that do not tell 1 from 1.5; leave it out for ")
 
 
+@pytest.mark.parametrize("layout", ["torchvision", "transformers"])
+@pytest.mark.parametrize("name", ["fc.1", "head.fc", "linear", "classifier"])
+def test_only_dense_layer_beside_the_network_is_the_head(name, layout, tmp_path):
+    """The variables are those under the usual name; a head without a bias has zeros."""
+    path, variables = tmp_path / "w.safetensors", network("resnet26", 7)
+    variables["params"]["head"]["bias"] = np.zeros(7, np.float32)
+    tensors = checkpoints.to_tensors(variables, layout, batches=1)
+    old = {"torchvision": "fc", "transformers": "classifier.1"}[layout]
+    own = {key: value for key, value in tensors.items() if not key.startswith(f"{old}.")}
+    head = {f"{name}.{leaf}": tensors[f"{old}.{leaf}"] for leaf in ("weight", "bias")}
+    for given in (head, {f"{name}.weight": head[f"{name}.weight"]}):
+        checkpoints.write_weights(path, own | given)
+        file = checkpoints.read_weights(path)
+        assert (file.architecture.num_classes, file.note) == (7, f"taking {name} as the head")
+        jax.tree.map(np.testing.assert_array_equal, file.variables(), variables)
+    # Two layers, or a norm before the head, compute something else.
+    for more in ("fc.4.weight", f"{name}.running_mean", "extra.scale"):
+        checkpoints.write_weights(path, own | head | {more: np.zeros((2, 7), np.float32)})
+        line = made.message(checkpoints.read_weights(path).variables)
+        assert "has more than one dense layer at its end: " in line and more in line
+        assert line.endswith("; train a head with config.init_from, from a file without these tensors")
+
+
 def test_tensors_that_do_not_fit_are_listed():
     tensors = checkpoints.to_tensors(network(), "torchvision")
     del tensors["bn1.weight"]
@@ -193,3 +216,16 @@ def test_folder_of_timms_hub_is_believed_or_refused(tmp_path):
         assert f"architecture is '{other}', and mixedres computes resnet18" in made.message(
             checkpoints.read_weights, tmp_path
         )
+    for arguments, words in (
+        ({"aa_layer": "blurpool"}, "aa_layer is 'blurpool', and mixedres computes None"),
+        ({"act_layer": "gelu"}, "act_layer is 'gelu'"),
+        ({"output_stride": 16}, "output_stride is 16"),
+        (
+            {"block_args": {}, "drop_rate": 0.1},
+            "model_args has block_args, and mixedres computes resnet26 without",
+        ),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"model_args": arguments}))
+        assert words in made.message(checkpoints.read_weights, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"global_pool": "max"}))
+    assert "global_pool is 'max', and mixedres computes 'avg'" in made.message(checkpoints.read_weights, tmp_path)

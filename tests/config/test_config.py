@@ -1,8 +1,11 @@
 """Configs: golden texts of every experiment and preset, durations, and assignments."""
 
+import copy
 import importlib
 import json
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from mixedres import checkpoints, precision
@@ -11,6 +14,7 @@ from mixedres._internal import names
 from mixedres._internal.errors import ConfigError, config_errors
 from mixedres.config import FREE, KEYS, duration_in_steps, parse_flags
 from tests import GOLDEN, ROOT
+from tests.data import made
 
 RECIPES = ("imagenet,recipe=estimator", "imagenet,recipe=lars", "imagenet,recipe=cosine")
 EXPERIMENTS = ("digits", "cifar10", "fashion_mnist", "imagenet", *RECIPES, "folder", "finetune", "tfds")
@@ -166,3 +170,33 @@ def test_override_means_the_same_in_every_place(path, text, value):
 
 def test_switch_needs_no_value():
     assert parse_flags(["--config=digits:fp16", "--config.data.flip", "--clean"]).config.data.flip is True
+
+
+NUMBERS = [
+    ("batch_size", np.int64(16), 16),
+    ("batch_size", np.asarray(16, np.uint8), 16),
+    ("steps", jnp.int32(5), 5),  # not set by default
+    ("optimizer.learning_rate", jnp.float32(0.25), 0.25),
+    ("optimizer.learning_rate", np.int32(1), 1.0),
+    ("optimizer.learning_rate", jnp.bfloat16(0.25), 0.25),
+    ("optimizer.learning_rate", np.longdouble(0.25), 0.25),
+    ("data.flip", np.bool_(False), False),
+    ("schedule.warmup", np.float64(1.5), 1.5),
+    ("precision.loss_scale", np.float16(128), 128.0),
+    ("model.name", np.str_("resnet18"), "resnet18"),
+    ("schedule.boundaries", (np.int64(3), "9 steps"), (3, "9 steps")),
+    ("schedule.factors", jnp.asarray([0.5, 0.25]), (0.5, 0.25)),
+]
+
+
+@pytest.mark.parametrize(("path", "given", "value"), NUMBERS)
+def test_numbers_of_numpy_and_jax_are_plain_numbers(path, given, value):
+    by_attribute = base.defaults()
+    *sections, name = path.split(".")
+    setattr(by_attribute[sections[0]] if sections else by_attribute, name, given)
+    for config in (base.unflatten({path: given}), by_attribute, copy.deepcopy(by_attribute)):
+        found = base.flatten(config)[path]
+        assert found == value and json.dumps(found) == json.dumps(value)
+    # As Python's numbers: no fraction for an int, no number for a switch, no table for a tuple.
+    for wrong, other in (("batch_size", np.float64(16)), ("data.flip", np.int64(1)), ("schedule.factors", np.eye(2))):
+        assert f"config.{wrong} is" in made.message(lambda: base.validate(base.unflatten({wrong: other})))  # noqa: B023

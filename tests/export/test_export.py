@@ -145,6 +145,40 @@ def test_official_preprocessing_takes_float32(place, tmp_path):
     np.testing.assert_allclose(found["probabilities"], expected, rtol=0, atol=1e-6)
 
 
+def images_of_every_mode(folder):
+    """Files of every mode that Pillow writes into a file that we read, gray ones of 16 bits also turned by EXIF."""
+    photo, rng = Image.fromarray(made.photo(90, 71, seed=3)), np.random.default_rng(0)
+    levels = rng.integers(0, 65536, (71, 90), np.uint16) // 3
+    kinds = {mode: "PNG" for mode in ("1", "L", "LA", "P", "RGB", "RGBA")} | {"CMYK": "TIFF", "LAB": "TIFF"}
+    images = {f"{mode}.{kind}": photo.convert(mode) for mode, kind in kinds.items() if mode != "LAB"}
+    images |= {"LAB.TIFF": Image.merge("LAB", photo.split()), "I;16.PNG": Image.fromarray(levels)}
+    images |= {"I;16.TIFF": Image.fromarray(levels), "I.TIFF": Image.fromarray(np.int32(levels) * 4 - 9000)}
+    images["transparent.PNG"] = photo.quantize(7)
+    images["transparent.PNG"].info["transparency"] = bytes(range(7))
+    for name, image in images.items():
+        image.save(folder / name)
+    for name in ("I;16.PNG", "P.PNG", "CMYK.TIFF"):
+        path = folder / f"turned_{name}"
+        path.write_bytes(made.turned(images[name], 6, path.suffix[1:]))
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.parametrize("preprocessing", ["torch", "official", "official_fast"])
+def test_loader_reads_every_mode_as_predict_does(preprocessing, place, tmp_path):
+    given = [f"--from={place / 'run'}", f"--to={tmp_path / 'to'}", f"--preprocessing={preprocessing}"]
+    assert run_command("export", *given, "--precision=fp32") == 0
+    spec = chosen(place / "run", f"--preprocessing={preprocessing}", "--precision=fp32").spec
+    (tmp_path / "images").mkdir()
+    for path in images_of_every_mode(tmp_path / "images"):
+        seen, expected = reader(tmp_path / "to")(path), cropped(str(path), spec)
+        assert seen.dtype == expected.dtype, path.name
+        assert np.abs(np.float32(seen) - expected).max() <= (0 if preprocessing == "official" else 2.01), path.name
+    Image.fromarray(np.zeros((9, 9), np.float32)).save(tmp_path / "F.tiff")
+    with pytest.raises(ValueError, match="floating-point numbers of an unknown range"):
+        reader(tmp_path / "to")(tmp_path / "F.tiff")
+    assert "floating-point numbers of an unknown range" in cropped(str(tmp_path / "F.tiff"), spec)
+
+
 TENSORFLOW = """
 import sys, numpy as np, tensorflow as tf
 network = tf.saved_model.load(sys.argv[1])

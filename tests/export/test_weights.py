@@ -33,3 +33,13 @@ def test_differences_from_torchvision_are_warned_of(about, words, tensors_of_res
     shown = capsys.readouterr().out
     assert words in shown if words else "warning" not in shown
     assert checkpoints.read_weights(tmp_path / "to.safetensors").metadata == about
+
+
+@pytest.mark.parametrize(("name", "is_theirs"), [("cifar_resnet8", False), ("resnet14", False), ("resnet26", True)])
+def test_network_that_no_other_library_has_is_named(name, is_theirs, tmp_path, capsys):
+    variables = jax.tree.map(lambda x: x[(slice(1),) * x.ndim], run_cases.random_variables(name))
+    checkpoints.write_weights(tmp_path / "from.safetensors", checkpoints.to_tensors(variables, "torchvision"))
+    command = ["export", f"--from={tmp_path / 'from.safetensors'}", f"--to={tmp_path / 'to.safetensors'}"]
+    assert run_command(*command) == 0
+    told = f"warning: torchvision and timm have no {name}: the names of the tensors are theirs"
+    assert (told in capsys.readouterr().out) == (not is_theirs)

@@ -82,6 +82,22 @@ def test_biases_before_a_norm_are_folded_into_the_mean():
     assert not [name for name in tensors if "conv" in name and name.endswith("bias")]
 
 
+def test_only_dense_layer_of_any_name_is_the_head():
+    """As Keras' scripts for fine-tuning name it; two dense layers, or a norm before it, are no head."""
+    base = {"conv1_conv/kernel": normal(7, 7, 3, 4), "conv2_block1_1_conv/kernel": normal(1, 1, 4, 4)}
+    base |= norm("conv1_bn") | norm("conv2_block1_1_bn")
+    head = {"flowers/kernel": normal(4, 2), "flowers/bias": normal(2)}
+    tensors, note, _ = names.find_network(base | head)
+    np.testing.assert_array_equal(tensors["params/head/kernel"], head["flowers/kernel"])
+    np.testing.assert_array_equal(tensors["params/head/bias"], head["flowers/bias"])
+    assert "left out" not in note
+    del head["flowers/bias"]
+    assert names.find_network(base | head)[0]["params/head/bias"].tolist() == [0, 0]
+    for more in ({"dense/kernel": normal(2, 2)}, norm("batch_normalization")):
+        tensors, note, _ = names.find_network(base | head | more)
+        assert "params/head/kernel" not in tensors and "left out" in note and min(more) in note
+
+
 def without(variables, part):
     return {name: value for name, value in variables.items() if part not in name}
 

@@ -5,10 +5,13 @@ import json
 
 import numpy as np
 import pytest
+import skimage.data
+import sklearn.datasets
+from PIL import Image
 
-from mixedres import checkpoints
+from mixedres import checkpoints, data
 from mixedres._internal.errors import MixedresError
-from mixedres.data import InputSpec
+from mixedres.data import InputSpec, geometry
 from mixedres.data.images import preprocessing
 from mixedres.other_libraries import huggingface
 from tests.data import made
@@ -97,6 +100,10 @@ def test_other_network_is_refused_by_name(key, value, tmp_path):
         ({"image_processor_type": "BitImageProcessor"}, "is of BitImageProcessor without a center crop"),
         ({"size": {"height": 224, "width": 160}}, "size is {'height': 224, 'width': 160}"),
         (CROPPED | {"crop_size": {"height": 224, "width": 200}}, "crop_size is"),
+        ({"resample": 0}, "resample is 0 (nearest), and mixedres averages over areas"),
+        ({"resample": 6}, "resample is 6, and mixedres averages over areas, which is close to 1 (lanczos), 2 (bilin"),
+        ({"resample": True}, "resample is True"),
+        ({"resample": "bicubic?"}, "resample is 'bicubic?'"),
     ],
 )
 def test_other_processor_is_refused_by_name(changed, words, tmp_path):
@@ -104,6 +111,61 @@ def test_other_processor_is_refused_by_name(changed, words, tmp_path):
     assert words in made.message(huggingface.read_processor_config, path)
     for kind in ("ConvNextFeatureExtractor", "ConvNextImageProcessorFast"):
         assert huggingface.read_processor_config(written(tmp_path, MICROSOFT | {"feature_extractor_type": kind}))
+
+
+def photographs():
+    arrays = [getattr(skimage.data, name)() for name in ("astronaut", "coffee", "chelsea", "rocket")]
+    return arrays + [sklearn.datasets.load_sample_image(f"{name}.jpg") for name in ("china", "flower")]
+
+
+def change(number, path):
+    """The mean distance of our inputs from those of a filter of Pillow on the same square, in % of their norm."""
+    spec, found = preprocessing.get_preprocessing("torch").input_spec(224), []
+    for array in photographs():
+        photo = Image.fromarray(array)
+        photo.save(path)
+        y, x, side, _ = geometry.central_crop(photo.height, photo.width)
+        theirs = photo.resize((224, 224), number, box=(x, y, x + side, y + side))
+        (ours,) = data.center_crops([str(path)], spec, threads=1)
+        a, b = ((np.float32(x) - spec.mean) / spec.std for x in (ours, theirs))
+        found.append(np.linalg.norm(a - b) / np.linalg.norm(b))
+    return 100 * np.mean(found)
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(1, "lanczos"), (2, "bilinear"), (3, "bicubic"), (4, "box"), (5, "hamming")]
+)
+def test_filter_of_the_files_is_named_with_its_cost(number, name, tmp_path):
+    weights = tmp_path / "model.safetensors"
+    checkpoints.write_weights(weights, {"layer1.0.conv1.weight": np.zeros((1, 1, 1, 1), np.float32)})
+    about = {"input_size": [3, 224, 224], "mean": [0.5] * 3, "std": [0.25] * 3, "interpolation": name}
+    for interpolation in (name, *(["random"] if name == "bilinear" else [None] if name == "bicubic" else [])):
+        config = {"architecture": "resnet50", "pretrained_cfg": about | {"interpolation": interpolation}}
+        (tmp_path / huggingface.CONFIG).write_text(json.dumps(config))
+        assert f"config.json asks for the filter {name} (" in checkpoints.read_weights(weights).note
+    other = {"nearest": "interpolation is 'nearest', and", "nearest-exact": "interpolation is 'nearest-exact', and"}
+    for interpolation, words in other.items():
+        config["pretrained_cfg"]["interpolation"] = interpolation
+        assert words in made.message(read_timm, tmp_path, config)
+    config["pretrained_cfg"] = about | {"crop_mode": "squash"}
+    assert "crop_mode is 'squash', and mixedres computes 'center'" in made.message(read_timm, tmp_path, config)
+    (tmp_path / huggingface.CONFIG).unlink()
+    tensor = "resnet.encoder.stages.0.layers.0.layer.0.convolution.weight"
+    checkpoints.write_weights(weights, {tensor: np.zeros((1, 1, 1, 1), np.float32)})
+    without = {2: {"resample": None}, 3: CROPPED | {"resample": None, "image_processor_type": "BitImageProcessor"}}
+    for changed in ({"resample": number}, *([without[number]] if number in without else [])):
+        written(tmp_path, MICROSOFT | changed)
+        note = checkpoints.read_weights(weights).note
+        assert note.startswith(
+            f"preprocessor_config.json asks for the filter {name} (resample={number}); mixedres aver"
+        )
+    stated = float(note.partition("by about ")[2].partition(" %")[0])
+    assert abs(change(number, tmp_path / "photo.png") - stated) < 0.5
+
+
+def read_timm(folder, config):
+    (folder / huggingface.CONFIG).write_text(json.dumps(config))
+    checkpoints.read_weights(folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"size": {}}', '{"size": "large", "image_mean": [0], "image_std": [1]}'])

@@ -5,6 +5,7 @@ evaluate one.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -110,6 +111,33 @@ def call(
     if name == "shard_map":
         return list(jax_compat.shard_map_like(eqn, lambda *arrays: tuple(run(*arrays)))(*consts))
     return list(run(*consts))
+
+
+def on_platform(function: Callable[..., Any], platform: str) -> Callable[..., Any]:
+    """Returns `function` as a platform such as 'cpu' computes it, without `jax.lax.platform_dependent` in its program.
+
+        forward = on_platform(fn, "cpu")
+        print(forward(x, w))
+
+    Converters such as jax2onnx have no such branches. The function takes arrays, or trees of arrays.
+    """
+
+    def evaluate(jaxpr: Jaxpr, *operands: Array) -> list[Any]:
+        return jax_compat.interpret(jaxpr, jax_compat.opened(jaxpr)[1], operands, equation)
+
+    def equation(_: int, eqn: Equation, operands: list[Array]) -> list[Any]:
+        if eqn.primitive.name == "platform_index":
+            return [None]  # only branches that are left out read it
+        found = bodies(eqn, platform)
+        if not found:
+            return jax_compat.bind(eqn, *operands)
+        return call(eqn, found, [partial(evaluate, body.jaxpr) for body in found], operands)
+
+    def on_one(*args: Any) -> Any:
+        jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+        return jax.tree.unflatten(jax.tree.structure(shapes), evaluate(jaxpr, *jax.tree.leaves(args)))
+
+    return on_one
 
 
 def call_counted(

@@ -19,6 +19,8 @@ from mixedres.data.examples import MAX_BYTES, Dataset, Example, hash_of_sizes
 IMAGE_EXTENSIONS = frozenset({".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 # Image formats that are not read; notes and errors count their files.
 _NOT_READ = frozenset({".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jp2", ".jxl", ".nef"})
+# Tables that hold images, and tables that may name the class of each image; none of them is read.
+_PACKED, _TABLES = (".parquet", ".arrow"), (".csv", ".tsv", ".jsonl", ".json", ".xlsx")
 # Names of the parts, compared without case; the first that exists is taken. Else the parts are two folders whose names
 # differ in such a word: seg_train and seg_test, training_set and test_set.
 TRAIN_FOLDERS = ("train", "training")
@@ -127,7 +129,7 @@ def scan(
     if len(data_set.class_names) == 1:
         raise ValueError(
             f"{root / train_folder} has one class, {_listed(data_set.class_names)}; a classifier needs two or "
-            "more class folders, as in cat/1.jpg and dog/1.jpg"
+            f"more class folders, as in cat/1.jpg and dog/1.jpg{_of_tables(root, root / train_folder)}"
         )
     notes = [data_set.note, *notes, _note_of_untested(data_set), *left_out.notes()]
     return dataclasses.replace(data_set, note="; ".join(filter(None, notes)))
@@ -284,7 +286,8 @@ def _classes(root: pathlib.Path, folder: str, left_out: _LeftOut, hint: str = ""
         reason = "has images but no class folders" if _holds_images(start) else "has no class folders"
         if left_out.beside and not hint:
             hint = f"; if {folder} is a class, type --config.data.train_split=."
-        raise ValueError(f"{start} {reason}; put the images in one folder a class, as in {start}/cat/1.jpg{hint}")
+        todo = f"put the images in one folder a class, as in {start}/cat/1.jpg{hint}"
+        raise ValueError(f"{start} {reason}; {todo}{_of_tables(root, start)}")
     left_out.loose += sum(_is_image(name) and (start / name).is_file() for name in entries)
     spellings = collections.Counter(unicodedata.normalize("NFC", name) for name in names)
     if twins := [name for name, count in spellings.items() if count > 1]:
@@ -298,9 +301,26 @@ def _classes(root: pathlib.Path, folder: str, left_out: _LeftOut, hint: str = ""
         raise ValueError(
             f"{start} has {len(empty)} class folder{'s' if len(empty) > 1 else ''} without an image "
             f"({', '.join(sorted(IMAGE_EXTENSIONS))}): {_listed(empty)}; "
-            + (unread.not_read() if unread.formats else "fill or remove them")
+            + (unread.not_read() if unread.formats else f"fill or remove them{_of_tables(root, start)}")
         )
     return classes
+
+
+def _of_tables(root: pathlib.Path, start: pathlib.Path) -> str:
+    """Returns what to do with tables at the root of a data set, at a part's folder, or one below; '' without tables."""
+    inside = (start / name for name in os.listdir(start))
+    folders = {root, start, *(path for path in inside if path.is_dir() and os.access(path, os.R_OK))}
+    files = sorted(os.path.relpath(path, root) for folder in folders for path in folder.iterdir() if path.is_file())
+    by_kind = [[name for name in files if name.lower().endswith(ends)] for ends in (_PACKED, _TABLES)]
+    packed, tables = ([name for name in names if not os.path.basename(name).startswith(".")] for names in by_kind)
+    if packed:
+        return (
+            f"; {listed(packed, 2)}: images in tables are not read, so write each image of "
+            f"datasets.load_dataset({os.fspath(root)!r}) into CLASS/NUMBER.png"
+        )
+    if tables:
+        return f"; {listed(tables, 2)}: tables of classes are not read, so move each image into the folder of its class"
+    return ""
 
 
 def _below(root: pathlib.Path, directory: pathlib.Path, left_out: _LeftOut) -> list[str]:

@@ -220,6 +220,34 @@ def test_folders_without_classes_or_training_are_refused(tmp_path, paths):
     assert REFUSED[paths].format(tmp_path) in made.message(data.scan, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("paths", "words"),
+    [
+        (["train-0.parquet"], "; train-0.parquet: images in tables are not read, so write each image of datasets.load"),
+        (
+            ["data/train-0.parquet", "data/test-0.parquet", "README.md"],
+            "; data/test-0.parquet, data/train-0.parquet: im",
+        ),
+        (["a.arrow", "state.json"], "; a.arrow: images in tables are not read"),
+        (
+            ["1.jpg", "labels.csv"],
+            "; labels.csv: tables of classes are not read, so move each image into the folder of",
+        ),
+        (["images/1.jpg", "images/2.jpg", "labels.TSV"], "; labels.TSV: tables of classes are not read"),
+        (
+            ["train/1.jpg", "test/2.jpg", "train.csv", "sample.csv"],
+            "; sample.csv, train.csv: tables of classes are not",
+        ),
+        (["train/1.jpg", "train/metadata.jsonl"], "; train/metadata.jsonl: tables of classes are not read, so move"),
+        (["a/.hidden.csv", "b/x.md"], "fill or remove them"),
+    ],
+)
+def test_tables_in_place_of_class_folders_are_named(paths, words, tmp_path):
+    made.write_files(tmp_path, dict.fromkeys(paths, b""))
+    message = made.message(data.scan, tmp_path)
+    assert words in message and (words[0] == ";" or message.endswith(words))
+
+
 def test_class_with_the_name_of_a_part(tmp_path):
     paths = [f"{name}/{n}.jpg" for name in ("car", "test", "train") for n in range(5)]
     fill(tmp_path / "flat", *paths)
