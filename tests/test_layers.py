@@ -52,24 +52,24 @@ LINES = {
     "config": 855,
     "data": 3111,
     "doctor": 353,
-    "models": 1841,
+    "models": 1855,
     "numerics": 4299,
     "precision": 1138,
     "predict": 590,
     "train": 3975,
     "": 687,
-    "export": 611,
+    "export": 616,
     "hosts": 494,
     "original": 1170,
     "other_libraries": 454,
     "photographs": 1131,
     "trackers": 212,
     "javascript": 548,
-    "tests": 29068,
+    "tests": 29132,
     "experiments": 6812,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
-DEEP_NAMES = 132
+DEEP_NAMES = 133
 COMMANDS = ("main", "replay", "predict", "export", "doctor", "photographs.check", "photographs.prepare", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}

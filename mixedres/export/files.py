@@ -9,7 +9,7 @@ from mixedres import models
 from mixedres._internal.files import write_json
 from mixedres._internal.formats import stamped
 from mixedres._internal.types import Record
-from mixedres.data import InputSpec, geometry
+from mixedres.data import geometry
 from mixedres.predict import Classifier
 
 MODEL, LABELS, FACTS, LOADER, README = "model.jax", "labels.json", "model.json", "load.py", "README.md"
@@ -66,9 +66,10 @@ for name, row in zip(names, found["probabilities"]):
 if status: sys.exit(status)
 '''
 
-# XLA computes float32 and bfloat16 faster on CPUs if it may call oneDNN; see mixedres.models.onednn.
+# XLA computes float32 and bfloat16 faster on CPUs if it may call oneDNN, and other networks than ResNets need options
+# with which it computes right; see mixedres.models.onednn.
 _OPTIONS_FOR_CPUS = """\
-def options_for_cpus():  # with oneDNN
+def options_for_cpus():
     cpus, options = pathlib.Path("/proc/cpuinfo"), {options}
     if jax.default_backend() != "cpu" or jax.__version_info__ < (0, 11) or not cpus.exists(): return None
     try: jax.jit(lambda: 0, compiler_options=options).lower().compile()
@@ -196,7 +197,7 @@ def write_files(
     _write_reader(folder / f"{READER}.zip")
     write_json(folder / LABELS, list(classifier.class_names))
     write_json(folder / FACTS, stamped(facts))
-    words = _words(classifier.spec, facts)
+    words = _words(classifier, facts)
     is_official = classifier.spec.resize == "official"
     words["pixels_of"] = _PIXELS.format(**words)
     read = (_READ_OFFICIAL if is_official else _READ_PHOTOGRAPH).format(**words)
@@ -215,13 +216,17 @@ def _write_reader(path: pathlib.Path) -> None:
             archive.write(str(file.locate()), str(file))
 
 
-def _words(spec: InputSpec, facts: Record) -> Record:
+def _words(classifier: Classifier, facts: Record) -> Record:
     """Returns the values of the fields in the texts above."""
+    spec = classifier.spec
     height, width, channels = spec.shape
-    instructions = {"bf16": "avx512_bf16", "fp32": "avx2"}.get(facts["precision"])
+    instructions: str | None = {"bf16": "avx512_bf16", "fp32": "avx2"}.get(facts["precision"])
+    compiled_with = models.onednn.COMPILER_OPTIONS
+    if not isinstance(classifier.model, models.ResNet):
+        instructions, compiled_with = "", models.onednn.sound_options()
     options = ""
-    if instructions:
-        options = _OPTIONS_FOR_CPUS.format(options=models.onednn.COMPILER_OPTIONS, instructions=instructions)
+    if instructions is not None:
+        options = _OPTIONS_FOR_CPUS.format(options=compiled_with, instructions=instructions)
     return facts | {
         "title": facts["network"] + (f", version {facts['version']}" if facts["version"] else ""),
         "model": MODEL,

@@ -104,7 +104,11 @@ def for_platform(model: Network, platform: str, compute_dtype: DType, count: int
 
 def compiler_options(model: Network, platform: str) -> dict[str, Any]:
     """Returns the options of `jax.jit` for the programs of a network; `platform` is the platform of their device."""
-    if not isinstance(model, ResNet) or not model.use_onednn or platform != "cpu":
+    if platform != "cpu":
+        return {}
+    if not isinstance(model, ResNet):
+        return onednn.sound_options()
+    if not model.use_onednn:
         return {}
     if onednn.multiplies(model.policy.compute_dtype) and onednn.multiplies(jnp.bfloat16):
         return onednn.COMPILER_OPTIONS
