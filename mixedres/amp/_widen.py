@@ -9,7 +9,7 @@ def widen(graph: Graph) -> None:
 
     These are the operations of the deny list except sums over devices, conversions to half of sums, of means, and of
     cotangents that are added to others, the infer and clear operations that follow, and the operations that only such
-    operations read. Other operations read the results in half, as the original program does.
+    operations read.
     """
 
     def needs_float32(node: Node) -> bool:

@@ -1,8 +1,7 @@
 """Evaluation of one equation without a body, or of a custom derivative such as relu's, in half or in float32.
 
-JAX traces the derivative of an equation each time the equation occurs, but the derivative of a function under `jax.jit`
-once: a product with the casts of its operands then takes a fifth of the tracing time. So equations that a program
-repeats, such as the equations of equal layers, share a jitted function, which JAX inlines.
+JAX traces the derivative of a function under `jax.jit` once. A product with the casts of its operands then takes a
+fifth of the tracing time, so equal equations share a jitted function, which JAX inlines.
 """
 
 import dataclasses
@@ -32,24 +31,16 @@ KEPT = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Cache key of the jitted function of an equation: everything that determines the results except operand values.
-
-    Attributes:
-      eqn: the first equation of the kind.
-      copies: whether the equation is in half and copies elements of a float32 operand, whose gradient is a float32 sum.
-      lists: which primitives of a custom derivative may be half.
-      same: primitive, parameters, operand types and source line, which errors and profiles name; None for an equation
-        that shares no function, such as one with effects.
-    """
+    """Cache key of the jitted function of an equation: everything that determines the results except operand values."""
 
     eqn: Equation = dataclasses.field(compare=False)
     dtype: np.dtype
     half: bool
     saves_half: bool
     wide: str
-    copies: bool
-    lists: Lists
-    same: tuple[Any, ...] | None = None
+    copies: bool  # half, and copies elements of a float32 operand, whose gradient is a float32 sum
+    lists: Lists  # which primitives of a custom derivative may be half
+    same: tuple[Any, ...] | None = None  # None for an equation that shares no function, such as one with effects
 
     def evaluate(self, arrays: Sequence[Array]) -> list[Any]:
         """Evaluates the equation.

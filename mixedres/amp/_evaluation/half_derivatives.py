@@ -1,7 +1,4 @@
-"""Equations with float32 results and half residuals or half derivatives.
-
-Hand-placed casts would save the same residuals in half, but would also round the results.
-"""
+"""Equations with float32 results and half residuals or half derivatives."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -78,11 +75,10 @@ def window_extremes(eqn: Equation, operand: Array) -> Any:
 
 
 def _float32_sums(eqn: Equation, operands: Sequence[Array]) -> Any:
-    """Evaluates a product of half operands with a float32 result.
+    """Evaluates a product of half operands with a float32 result; on CPUs bfloat16 operands become float32 first.
 
-    XLA for CPUs has no kernel for some products of bfloat16 matrices with a float32 result, and raises an error when
-    the program runs ("Unsupported element type for DotThunk", jaxlib 0.10 to 0.12). On CPUs bfloat16 operands are
-    converted to float32 first, which gives the same products and sums.
+    XLA for CPUs has no kernel for some of these products ("Unsupported element type for DotThunk", jaxlib 0.10 to
+    0.12).
     """
 
     def product(*operands: Array) -> Any:
