@@ -54,10 +54,7 @@ _SETTINGS = (
 
 
 def software() -> dict[str, Any]:
-    """Returns what must be the same in all processes of a run: versions, code and settings that change numbers.
-
-    Of Python only the minor version counts. 'code' is a digest of mixedres' files.
-    """
+    """Returns what must be the same in all processes of a run: versions, a digest of mixedres' files, and settings."""
     known = versions()
     packages = ("mixedres", "jax", "jaxlib", "flax", "optax", "jmp")
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not _HARMLESS_FLAGS.match(flag)]
@@ -97,10 +94,7 @@ def processor() -> str:
 
 
 def memory(device: Any, compiled_step: Any) -> dict[str, int | None]:
-    """Returns bytes: the peak of the process on the host, the peak on `device`, and the needs of the compiled step.
-
-    The peak on the device is None where the platform does not count it (the CPU).
-    """
+    """Returns bytes: the peak of the process on the host, the peak on `device`, and the needs of the compiled step."""
     import resource  # which Windows does not have
 
     stats = device.memory_stats() or {}

@@ -30,8 +30,8 @@ def expression(path: str) -> str:
 def match_module(pattern: str, path: str) -> str | None:
     """Returns the path that a regular expression matches: `path`, or that of a module around it; None without a match.
 
-    A module around `path` is matched if a match ends where the path of the module ends. So '^/head$' matches the module
-    '/head' and everything in '/head', such as '/head/bi,io->bo', a scope that `jnp.einsum` opens.
+    '^/head$' matches the module '/head' and everything in it, such as '/head/bi,io->bo', a scope that `jnp.einsum`
+    opens.
     """
     expression = re.compile(pattern)
     for end in (index for index, character in enumerate(path) if character == "/" and index > 0):
