@@ -72,8 +72,8 @@ def compare_presets(plan: Plan, presets: Sequence[str], *, group: SingleProcess 
 
     Returns:
       {preset: {'top1', 'top5', 'loss', 'examples', 'changed', 'nonfinite'}}, the baseline first; 'changed' is the
-      number of images whose predicted class differs from the baseline's, 'nonfinite' the number of images for which the
-      network returns an infinity or NaN.
+        number of images whose predicted class differs from the baseline's, 'nonfinite' of those with an infinity or
+        NaN.
     """
     experiment = plan.experiment
     state, description = _weights(plan, group)
@@ -103,24 +103,17 @@ def compile_step(experiment: Experiment, state: TrainState, *, has_baseline: boo
 
 def sum_over_images(
     experiment: Experiment,
-    eval_steps: Mapping[str, CompiledStep],
+    eval_steps: Mapping[str, CompiledStep],  # the classes that the first predicts are the baseline
     state: TrainState,
     *,
-    should_stop: Callable[[], bool] = lambda: False,
-    count: Callable[[int], object] = lambda number: None,
+    should_stop: Callable[[], bool] = lambda: False,  # called before each batch; True: the result is {}
+    count: Callable[[int], object] = lambda number: None,  # called with the images of each batch
     group: SingleProcess = SINGLE,
-    collector: data.ResultCollector | None = None,
+    collector: data.ResultCollector | None = None,  # of the first step's results, in one process
 ) -> dict[str, Metrics]:
     """Returns the sums of every step over all test images of `experiment` in this `state`, each image counted once.
 
-    If there is one process, 'most_frequent' is the number of images of the most frequent class.
-
     Raises DataError if no image can be read.
-
-    `eval_steps`: compiled evaluation steps by name; the classes that the first step predicts are the baseline of the
-    others. `should_stop`: called before every batch, and during the wait for a batch; if it returns True, the result is
-    {}. `count`: called with the number of images of each batch. `collector`: receives the results of the first step for
-    each image, if there is one process.
     """
     reached = int(jax.device_get(state.step))
     sums = {name: experiment.zero_sums() for name in eval_steps}

@@ -98,7 +98,7 @@ class Experiment:
         return Shard(jax.process_index(), jax.process_count())
 
     def shard_batch(self, batch: HostBatch, *, has_mask: bool = False) -> Batch:
-        """Returns a copy of the global batch on the devices of all processes, from the part that this process read.
+        """Returns the global batch on the devices of all processes, from the part that this process read.
 
         Raises DataError as `mixedres.data.check_batch`; `has_mask` is for batches of an evaluation.
         """
@@ -151,8 +151,7 @@ class Experiment:
     def loss_and_grads(self) -> JittedStep:
         """Returns the jitted (state, batch) -> (loss, unscaled gradients) of the training step.
 
-        It has no compiler options, because JAX refuses to trace a function that has some. Compile it with
-        `compiler_options`.
+        Compile it with `compiler_options`: JAX refuses to trace a function that has some.
         """
         loss_and_grads = partial(step.loss_and_grads, options=self.step_options)
         return step.jit_sharded(loss_and_grads, self.mesh, (P(), P(AXIS)))
@@ -204,10 +203,7 @@ class Experiment:
         return state.variables
 
     def state_shapes(self) -> step.TrainState:
-        """Returns the shapes, dtypes and placement of the state of a training step, for compiling ahead.
-
-        Each leaf of the state is a `jax.ShapeDtypeStruct`.
-        """
+        """Returns the state of a training step as `jax.ShapeDtypeStruct`, with placement, for compiling ahead."""
         state: step.TrainState = jax.eval_shape(self.init_state)
         placement = self._state_format() or jax.tree.map(lambda _: self.replicated_sharding, state)
         state = jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), state, placement)

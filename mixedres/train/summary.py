@@ -23,10 +23,7 @@ from mixedres.train.loop import Loop
 def document(
     loop: Loop, first_step: int, result: Record, compile_seconds: float, programs: CompilationCounter
 ) -> Record:
-    """Returns the content of `summary.json` for a loop from `first_step` on, whose last evaluation is `result`.
-
-    `programs` counts the programs that this start of the run compiled.
-    """
+    """Returns the content of `summary.json` for a loop from `first_step` on, whose last evaluation is `result`."""
     experiment, state, log = loop.experiment, loop.state, loop.log
     done, seconds = int(state.step), log.clock.read()
     own = next(device for device in experiment.devices if device.process_index == jax.process_index())

@@ -41,10 +41,7 @@ class Trackers(contextlib.AbstractContextManager["Trackers"]):
 
     @staticmethod
     def of(directory: pathlib.Path, config: Mapping[str, Json], first_step: int) -> "Trackers":
-        """Starts the registered trackers of the run in `directory`, with its flat config, that goes on at `first_step`.
-
-        Raises TrainingError if a tracker does not start.
-        """
+        """Starts the registered trackers of a run; raises TrainingError if a tracker does not start."""
         with contextlib.ExitStack() as stack:
             started = stack.enter_context(Trackers())
             for name, make in registry.TRACKERS.items():
