@@ -22,11 +22,8 @@ def policy_of(module: Any, *names: str) -> jmp.Policy:
 
         dtype = policy_of(self, "head").compute_dtype  # of the layer `head` inside this module
 
-    Paths are like /stem_conv, /block_layer1_1/conv1 and /head; an empty regular expression matches none.
-
-    Args:
-      module: a module with the fields `policy` and `keep_float32` of `mixedres.models.Network`.
-      *names: the path of a layer inside it; none: the module itself.
+    Paths are like /stem_conv, /block_layer1_1/conv1 and /head; an empty regular expression matches none. `names`: the
+    path of a layer inside the module; none: the module itself.
     """
     return policy_at((*module.path, *names), module.policy, module.keep_float32)
 
@@ -103,13 +100,10 @@ class BatchNorm(nn.Module):
     """Batch normalization over all axes but the last.
 
     Statistics are float32 for every policy (float64 for arithmetic in float64): the variance of values around 300
-    overflows float16, and a float16 sum over a batch loses most of its digits. The policy's compute dtype is used to
-    apply them, its output dtype for the result. flax's BatchNorm does the same for float32 arithmetic only.
+    overflows float16, and a float16 sum over a batch loses most of its digits. Variance is E[x²] - E[x]², clipped at 0.
 
-    Variance is E[x²] - E[x]² (one pass over x), clipped at 0. Running averages follow
-    ``running = momentum * running + (1 - momentum) * batch``, where the variance of n values is that of the batch times
-    n / (n - 1) if `unbiased`, as in PyTorch and TensorFlow, else that of the batch, as in flax. With `axis_name` batch
-    statistics are averaged over the devices of that axis.
+    Running averages follow ``running = momentum * running + (1 - momentum) * batch``, where the variance of n values is
+    that of the batch times n / (n - 1) if `unbiased`, as in PyTorch and TensorFlow, else that of the batch, as in flax.
     """
 
     policy: jmp.Policy
