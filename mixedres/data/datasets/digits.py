@@ -11,10 +11,7 @@ from mixedres.data.sources import InMemory
 
 
 def load_digits(options: Options) -> InMemory:
-    """Returns the digits, enlarged bilinearly: 1,437 training and 360 test images (image_size, image_size, 1) uint8.
-
-    The pixels are the original values, 0 to 16, times 15. The split is fixed and stratified.
-    """
+    """Returns the digits, enlarged bilinearly: 1,437 training and 360 test images (image_size, image_size, 1) uint8."""
     if options.image_size < 8:
         raise ValueError(f"image_size of digits must be >= 8, got {options.image_size}")
     images, labels, train, test = original_digits()
