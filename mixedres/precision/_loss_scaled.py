@@ -195,8 +195,7 @@ def _finite_rows(x: jax.Array) -> jax.Array:
 def _join_vectors(tree: PyTree) -> list[Any]:
     """Returns the inexact leaves of `tree`, with the short vectors of each dtype joined.
 
-    The check then unscales a copy of the vectors in one kernel. By itself XLA shares the quotients with the update,
-    which takes a kernel for each vector.
+    The check then unscales a copy of the vectors in one kernel; by itself XLA takes a kernel for each vector.
     """
     leaves: list[Any] = []
     vectors: dict[Any, list[Any]] = collections.defaultdict(list)
@@ -238,10 +237,7 @@ def enable_rewrite(
     level: str = "default",
     keep_float32: str = "",
 ) -> Rewritten:
-    """Enables mixed precision for a model or loss written in float32, and for its optimizer.
-
-    Unlike TensorFlow's `enable_mixed_precision_graph_rewrite` it changes no global state: only the returned function is
-    rewritten.
+    """Enables mixed precision for a model or loss written in float32, and for its optimizer; changes no global state.
 
         half_loss_fn, tx = enable_rewrite(loss_fn, optax.sgd(0.1))
         state = tx.init(params)
@@ -251,15 +247,11 @@ def enable_rewrite(
     Args:
       fn: any function of float32 parameters: a model's `apply`, or a loss.
       tx: any optax optimizer that is not loss-scaled yet; `init` of a loss-scaled one raises TypeError.
-      dtype: float16 or bfloat16, by name too: see `mixedres.amp.autocast`.
+      dtype, lists, level, keep_float32: see `mixedres.amp.autocast`.
       loss_scale: 'none', 'dynamic' or a number > 0; None: 'dynamic' for float16, 'none' for bfloat16.
-      lists: changes of the lists of primitives; see `mixedres.amp.autocast`.
-      level: one of `mixedres.amp.LEVELS`.
-      keep_float32: regular expression of the paths that stay in float32.
 
     Raises:
-      ValueError: see `autocast` and `make_loss_scale`.
-      TypeError: see `autocast` and `loss_scaled`.
+      TypeError, ValueError: see `autocast`, `make_loss_scale` and `loss_scaled`.
     """
     rewritten = autocast(fn, dtype, lists, level=level, keep_float32=keep_float32)
     if loss_scale is None:
