@@ -167,8 +167,8 @@ def _without_biases(
 ) -> dict[str, dict[str, np.ndarray]]:
     """Moves the biases of keras.applications' convolutions into the running means of the norms; returns the modules.
 
-    norm(x + bias) with the mean m is norm(x) with the mean m - bias. The images of keras.applications have the channels
-    blue, green, red, so the input channels of the stem's kernel are reversed.
+    norm(x + bias) with the mean m is norm(x) with the mean m - bias. The images of keras.applications are blue, green,
+    red, so the input channels of the stem's kernel are reversed.
     """
     by_path = {path: module for module, path in paths.items()}
     new = {module: dict(modules[module]) for module in paths}

@@ -1,7 +1,7 @@
 """Checks of the metadata of a prepared data set, before TensorFlow Datasets reads the metadata.
 
-TensorFlow Datasets imports the module of every class that features.json names. A data set must not choose what is
-imported, so features.json is refused if it names other classes than the few that images with labels need.
+TensorFlow Datasets imports the module of every class that features.json names, so features.json is refused if it names
+other classes than the few that images with labels need.
 """
 
 import os
