@@ -25,11 +25,7 @@ def write_errors(path: pathlib.Path, results: ImageResults, source: Source, titl
         train.evaluate(config, directory, on_results=lambda experiment, results: predict.write_errors(
             directory / "errors.html", results, experiment.source, "my run"))
 
-    Args:
-      path: path of the page; an older page is replaced.
-      results: the results of the images.
-      source: the data set of the evaluation, for the names of classes and files.
-      title: the heading.
+    `source` has the names of classes and files; `title` is the heading.
     """
     if not path.parent.is_dir():
         return ""

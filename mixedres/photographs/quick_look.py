@@ -15,10 +15,9 @@ _MOST_BYTES = 2**26
 
 
 def look(data_set: Dataset, options: Options) -> str:
-    """Returns notes on the images of a folder, after a look at some as `mixedres check` looks at all.
+    """Returns notes on the images of a folder; raises ValueError if images are damaged and `options` refuse them.
 
-    Looks at files with suspect ends, then at the smallest, up to 64 MiB, and at 64 files of a folder of more than
-    5,000. Raises ValueError if images are damaged and `options` refuse them.
+    Looks at files with suspect ends, then at the smallest, up to 64 MiB, and at 64 files of a folder of over 5,000.
     """
     max_pixels = decoding.most_pixels(options.max_pixels)
     paths = [part.file_name(index) for part in (data_set.train, data_set.eval) for index in range(len(part))]
