@@ -270,10 +270,8 @@ def _with(chosen: ConfigDict, overrides: Mapping[str, Any] | None) -> ConfigDict
 
 
 def _images(given: Image | Iterable[Image]) -> Iterable[str | np.ndarray]:
-    """Yields the paths of files and the single images that an argument of `Run.predict` names.
-
-    An iterator may fill one array again for each image, as a camera does: its arrays are copied.
-    """
+    """Yields the paths of files and the single images that an argument of `Run.predict` names."""
+    # An iterator may fill one array again for each image, as a camera does: its arrays are copied.
     import numpy as np
     import PIL.Image
     import PIL.ImageOps

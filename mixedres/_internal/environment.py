@@ -135,10 +135,8 @@ def gigabytes(count: float) -> str:
 
 
 def check_memory(compiled: Any, devices: Sequence[Any], smaller: str) -> None:
-    """Raises MemoryShortage where a compiled program takes more than its devices, or the host of them, have.
-
-    A host would not refuse the memory, but kill the process, or another one, once it is used. `smaller`: what to set.
-    """
+    """Raises MemoryShortage where a compiled program takes more than its devices, or the host of them, have."""
+    # A host would not refuse the memory, but kill the process, or another one, once it is used.
     analysis = compiled.memory_analysis()
     names = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
     needed = sum(getattr(analysis, name, 0) for name in names) - getattr(analysis, "alias_size_in_bytes", 0)
@@ -146,10 +144,7 @@ def check_memory(compiled: Any, devices: Sequence[Any], smaller: str) -> None:
 
 
 def check_size(needed: int, devices: Sequence[Any], problem: str) -> None:
-    """Raises MemoryShortage where each device, or the host for all of them, has no room for `needed` bytes.
-
-    `problem`: a line with two places {}, for the memory that is needed and for the memory that there is.
-    """
+    """Raises MemoryShortage where devices lack `needed` bytes; `problem` has places {} for needs and room."""
     own = sys.modules["jax"].process_index()  # those of other processes do not tell
     local = [device for device in devices if device.process_index == own]
     there = device_memory(local[0])

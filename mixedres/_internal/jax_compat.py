@@ -239,10 +239,7 @@ def source_line(eqn: Equation) -> str:
 
 
 def source_lines(eqn: Equation) -> list[str]:
-    """Returns 'file:line (function)' of the code outside installed packages that wrote an equation, and of its callers.
-
-    If all is in such packages, frames outside JAX count. In a notebook the file is the cell, such as 'Cell In[3]'.
-    """
+    """Returns 'file:line (function)' of the code, best outside packages, that wrote an equation, and of its callers."""
     return [_place(frame) for *_, frame in authors(eqn.source_info.traceback)]
 
 

@@ -27,12 +27,7 @@ _given: list[str] = []
 
 
 class Registry(dict[str, Callable[..., Any]]):
-    """Functions by the names that a config gives them.
-
-    Attributes:
-      key: the key of the config that takes the names; '' if no key does.
-      files: {name: file or module that registered it, '' if unknown}; what mixedres has is not here.
-    """
+    """Functions by the names that a config gives them; `files` has the files that registered them here."""
 
     def __init__(self, key: str, built_in: str) -> None:
         """Takes the key, and a regular expression of the names that mixedres has itself."""

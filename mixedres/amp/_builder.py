@@ -177,11 +177,8 @@ def build(
 
 
 def _backward(eqn: Equation, lists: Lists) -> Any:
-    """Returns the backward rule of a custom_vjp_call as a jaxpr; None without products, or if it is not traceable.
-
-    A rule that asks which operands have a gradient is not traced: it may refuse some, and JAX keeps nothing for the
-    backward rule then.
-    """
+    """Returns the backward rule of a custom_vjp_call as a jaxpr; None without products, or if it is not traceable."""
+    # A rule that asks which operands have a gradient is not traced: it may refuse some.
     if eqn.params["symbolic_zeros"]:
         return None
     forward, backward = differentiated(eqn, variable(eqn))

@@ -92,11 +92,9 @@ def _leading_to(graph: Graph, value: Value, through: Callable[[Node], bool] = la
 
 
 def _tolerance(graph: Graph, test: Value) -> float:
-    """Returns the smallest constant with which the test of a loop compares floating-point numbers; inf without one.
+    """Returns the smallest constant with which the test of a loop compares floating-point numbers; inf without one."""
 
-    A comparison with 0 by order asks for a sign, so that 0 is no tolerance; for equality it is.
-    """
-
+    # A comparison with 0 by order asks for a sign, so that 0 is no tolerance; for equality it is.
     def is_exact(node: Node) -> bool:
         return not any(is_inexact(value.aval) for value in node.outs)
 

@@ -49,10 +49,7 @@ def module_paths(params: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class Conv(nn.Module):
-    """A square convolution without bias, padded so that stride 1 keeps the shape; the result has the compute dtype.
-
-    Program and initial values are those of `flax.linen.Conv`, but its dtype depends on its path, see `policy_of`.
-    """
+    """A square convolution of `flax.linen.Conv`'s values, padded so that stride 1 keeps the shape; see `policy_of`."""
 
     filters: int
     size: int

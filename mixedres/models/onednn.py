@@ -40,11 +40,8 @@ _WIDE = 128
 
 
 def is_faster(compute_dtype: DType, count: int) -> bool:
-    """Returns whether oneDNN makes a ResNet faster on this machine's CPUs, for `count` steps of training or images.
-
-    Measured with JAX 0.12 on a Xeon with AMX, an EPYC with AVX512_BF16 alone, and an EPYC with AVX2 alone; see
-    docs/performance.md.
-    """
+    """Returns whether oneDNN makes a ResNet faster on this machine's CPUs, for `count` steps of training or images."""
+    # docs/performance.md: JAX 0.12, a Xeon with AMX, an EPYC with AVX512_BF16, and an EPYC with AVX2 alone.
     if count < _MANY or jax.__version_info__ < _FIRST_JAX or platform.machine() not in ("x86_64", "AMD64"):
         return False
     return _is_known() and jnp.dtype(compute_dtype) in (jnp.float32, jnp.float16, jnp.bfloat16)
@@ -64,10 +61,8 @@ def suits(dtype: DType, channels: int, stride: int) -> bool:
 
 
 def widens(dtype: DType) -> bool:
-    """Returns whether XLA computes convolutions of a half-precision dtype in float32, and so can use oneDNN for them.
-
-    With AVX-512, XLA gives them to oneDNN as they are, which takes up to four times as long in float16.
-    """
+    """Returns whether XLA computes convolutions of a half-precision dtype in float32, so that oneDNN can help."""
+    # With AVX-512, XLA gives them to oneDNN as they are, which takes up to four times as long in float16.
     return not multiplies(dtype) and "avx512f" not in _instructions()
 
 

@@ -63,9 +63,7 @@ def _taps(extent: int, size: int, stride: int, around: tuple[int, int]) -> range
 
 
 def _product(x: jax.Array, matrix: jax.Array, precision: PrecisionLike) -> jax.Array:
-    """Returns the product of (..., c) and (c, filters), (..., filters).
-
-    Flattens `x` first, because otherwise XLA writes a transpose to memory for the gradient of `matrix`.
-    """
+    """Returns the product of (..., c) and (c, filters), (..., filters)."""
+    # Unless `x` is flat, XLA writes a transpose to memory for the gradient of `matrix`.
     rows = x.reshape(-1, x.shape[-1])
     return jnp.dot(rows, matrix, precision=precision).reshape(*x.shape[:-1], matrix.shape[1])

@@ -143,10 +143,8 @@ class _Search:
         )
 
     def _origin(self, bad: list[Place], tensors: list[Tensor]) -> Origin | None:
-        """Returns the earliest nonfinite array that was computed from finite arrays and leads to the results `bad`.
-
-        A mask of -inf may be on such a path; it is the origin only if there is no other.
-        """
+        """Returns the earliest nonfinite array that was computed from finite arrays and leads to the results `bad`."""
+        # A mask of -inf may be on such a path; it is the origin only if there is no other.
         seen: set[Place] = set()
         reached_by: dict[Place, Place] = {}
         origins: list[Place] = []

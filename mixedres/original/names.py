@@ -193,10 +193,8 @@ def _version(kind: str, paths: Mapping[str, str]) -> str:
 
 
 def _options(kind: str, paths: Mapping[str, str]) -> dict[str, str]:
-    """Returns the options of `mixedres.models.create` that the weights need: the official ResNets pad as TensorFlow.
-
-    r1 pads its convolutions as PyTorch does. With bottlenecks, the first block of every stage has a projection anyway.
-    """
+    """Returns the options of `mixedres.models.create` that the weights need: the official ResNets pad as TensorFlow."""
+    # r1 pads its convolutions as PyTorch does. With bottlenecks, the first block of a stage has a projection anyway.
     if kind == "applications":
         return {}
     padding = {"padding": "tensorflow"} if kind == "custom loop" else {}

@@ -88,10 +88,8 @@ def _lerp(a: np.ndarray, b: np.ndarray, weight: np.ndarray) -> None:
 
 
 def write_part(data: bytes, head: decoding.Header, box: geometry.Box, out: np.ndarray, *, mirror: bool) -> None:
-    """Writes the part of an image in `box` into `out`, (size, size, channels) float32, for training.
-
-    A mirrored part is mirrored before it is resized. The order matters: the last column has more weight than the first.
-    """
+    """Writes the part of an image in `box` into `out`, (size, size, channels) float32, for training."""
+    # Mirrored before it is resized, because the last column has more weight than the first.
     size, _, channels = out.shape
     pixels = decoding.decode_image(data, head, channels=channels, fast_dct=True, reuse=True)
     vertical, horizontal = (

@@ -141,11 +141,7 @@ class Records:
 
 
 class TFRecordFiles:
-    """The records of TFRecord files, read in place.
-
-    The files have no index: the first start reads the 12 bytes before every record and saves an index in the user's
-    cache directory for later starts.
-    """
+    """The records of TFRecord files, read in place; the first start saves an index in the user's cache directory."""
 
     def __init__(self, parts: Sequence[Part]):
         """Indexes `parts`."""

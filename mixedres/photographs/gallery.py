@@ -191,10 +191,7 @@ def uri_of_pixels(pixels: np.ndarray) -> str:
 
 
 def uri_of_photograph(path: str, side: int = 320) -> str:
-    """Returns a photograph, upright and reduced to `side` pixels at the longer side, as a data URI.
-
-    Raises OSError if the file cannot be read; ValueError if the image cannot be decoded.
-    """
+    """Returns a photograph, upright and reduced to `side` pixels at the longer side, as a data URI."""
     data = read_regular(path, MAX_BYTES)
     head = decoding.read_header(data, apply_exif=True)
     longest = max(head.height, head.width)

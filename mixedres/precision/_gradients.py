@@ -183,10 +183,8 @@ def scaled(grads: Params, state: PyTree) -> ScaledGradients:
 
 
 def scaled_gradients_in(tree: PyTree) -> ScaledGradients | None:
-    """Returns the scaled gradients that `tree` is, or that are all its leaves; else None.
-
-    Leaves, as in an `nnx.State`, are gradients of several losses, whose scale is NaN if they differ.
-    """
+    """Returns the scaled gradients that `tree` is, or that are all its leaves; else None."""
+    # Leaves, as in an `nnx.State`, are gradients of several losses, whose scale is NaN if they differ.
     nnx: Any = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(tree, nnx.State) and set(tree) == {"tree", "carried_scale"}:
         return ScaledGradients(tree["tree"], tree["carried_scale"])

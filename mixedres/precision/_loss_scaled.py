@@ -193,10 +193,8 @@ def _finite_rows(x: jax.Array) -> jax.Array:
 
 
 def _join_vectors(tree: PyTree) -> list[Any]:
-    """Returns the inexact leaves of `tree`, with the short vectors of each dtype joined.
-
-    The check then unscales a copy of the vectors in one kernel; by itself XLA takes a kernel for each vector.
-    """
+    """Returns the inexact leaves of `tree`, with the short vectors of each dtype joined."""
+    # The check then unscales a copy of the vectors in one kernel; by itself XLA takes a kernel for each vector.
     leaves: list[Any] = []
     vectors: dict[Any, list[Any]] = collections.defaultdict(list)
     for x in (jnp.asarray(x) for x in jax.tree.leaves(tree) if is_inexact(x)):

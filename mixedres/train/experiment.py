@@ -242,11 +242,9 @@ class Experiment:
 def for_training(
     model: models.Network, platform: str, chosen: Precision, config: ConfigDict, total_steps: int
 ) -> models.Network:
-    """Returns the network as the platform trains it fastest; see `mixedres.models.for_platform`.
-
-    Microbatches are computed in a loop, in which a step with oneDNN takes ten times as long as without. Without oneDNN,
-    a graph rewrite on CPUs keeps plain norms, so that the numbers of short runs are those of earlier versions.
-    """
+    """Returns the network as the platform trains it fastest; see `mixedres.models.for_platform`."""
+    # Microbatches are computed in a loop, in which a step with oneDNN takes ten times as long as without. Without
+    # oneDNN, a rewrite on CPUs keeps plain norms, so that short runs have the numbers of earlier versions.
     count = total_steps if config.microbatches == 1 else 0
     network = models.for_platform(model, platform, chosen.policy.compute_dtype, count)
     is_rewritten_on_cpu = chosen.implementation == "graph_rewrite" and platform == "cpu"

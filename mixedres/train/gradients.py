@@ -115,12 +115,9 @@ def split_batch(batch: Batch, microbatches: int) -> Batch:
 
 
 def _in_layout_of_params(grads: Params) -> Params:
-    """Returns the gradients, where the gradient of a convolution has the memory layout of its kernel.
+    """Returns the gradients, where the gradient of a convolution has the memory layout of its kernel."""
 
-    XLA for GPUs would otherwise update kernels in the layout in which cuDNN writes gradients, and copy weights and
-    momentum there and back.
-    """
-
+    # XLA for GPUs would otherwise update kernels in cuDNN's layout, and copy weights and momentum there and back.
     def fix(g: jax.Array) -> PyTree:
         if g.ndim < 4:
             return g
@@ -178,10 +175,8 @@ def _mean_in_buckets(grads: Params, others: PyTree, dtype: DType) -> tuple[Param
 
 
 def _mean_over_devices(tree: PyTree, dtype: DType) -> Any:
-    """Returns the mean of a tree, summed in `dtype`; None: in the dtypes of the tree.
-
-    The division comes before the cast, because the sum of n float16 gradients can overflow where their mean does not.
-    """
+    """Returns the mean of a tree, summed in `dtype`; None: in the dtypes of the tree."""
+    # Divides before the cast, because the sum of n float16 gradients can overflow where their mean does not.
     if dtype is None:
         return jax.lax.pmean(tree, AXIS)
     devices = jax.lax.axis_size(AXIS)
@@ -189,10 +184,8 @@ def _mean_over_devices(tree: PyTree, dtype: DType) -> Any:
 
 
 def tensor_counts(variables: Variables, batch: Batch, *, options: StepOptions) -> TensorCounts:
-    """Counts the tensors of one step without a loss scale, over all devices; runs inside `jax.shard_map` over `AXIS`.
-
-    Counts the gradients of each device, before any mean, because these gradients must fit into float16.
-    """
+    """Counts the tensors of a step without loss scale, over all devices; runs inside `jax.shard_map` over `AXIS`."""
+    # The gradients of each device, before any mean, because these gradients must fit into float16.
     loss_fn = partial(scaled_loss, options=options)
     per_device = jax.lax.pcast((variables["params"], variables["batch_stats"]), AXIS, to="varying")
 

@@ -197,10 +197,7 @@ def create(
 
 
 def with_layer_decay(tx: optax.GradientTransformation, factor: float) -> optax.GradientTransformation:
-    """Returns `tx` with its updates multiplied by ``factor ** depth``, for the depths of `depths`.
-
-    Howard and Ruder, arXiv 1801.06146, scale every layer so, by 1/2.6.
-    """
+    """Returns `tx` with its updates multiplied by ``factor ** depth`` (Howard and Ruder, arXiv 1801.06146: 1/2.6)."""
 
     def scale(updates: PyTree, _: PyTree) -> PyTree:
         depth = depths(updates)
@@ -223,10 +220,8 @@ def depths(names: Collection[str]) -> dict[str, int]:
 
 
 def train_only(tx: optax.GradientTransformation, pattern: str) -> optax.GradientTransformation:
-    """Returns `tx` for the parameters whose paths match `pattern`; the other parameters stay as they are.
-
-    The updates of the other parameters are -0.0, which change no bit; optax.selective_transform would give +0.0.
-    """
+    """Returns `tx` for the parameters whose paths match `pattern`; the other parameters stay as they are."""
+    # The updates of others are -0.0, which change no bit; optax.selective_transform would give +0.0.
     mask = path_mask(pattern)
 
     def select(updates: PyTree, _: PyTree) -> PyTree:

@@ -183,11 +183,7 @@ def _continues(directory: pathlib.Path | None, clean: bool) -> bool:
 
 
 def _with_network(config: ConfigDict, recorded: Record | None, weights: pathlib.Path | None) -> ConfigDict:
-    """Returns the config in which a network replaces ``model.name=auto``; other configs unchanged.
-
-    `recorded`: the flat config of the run that goes on, which has the network already. `weights`: the path of
-    ``config.init_from``, a file or a run, which has the network else.
-    """
+    """Returns the config in which ``model.name=auto`` is the network of the recorded run or of the weights."""
     if config.model.name == "auto":
         if config.init_from is None:
             raise ConfigError("config.model.name=auto takes the network of config.init_from; set config.init_from")

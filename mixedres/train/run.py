@@ -208,11 +208,8 @@ def _open_log(
 
 
 def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:
-    """Returns a function on the host from the number of updates to the learning rate, a float.
-
-    The schedule is evaluated on the device for 4096 updates at a time. An evaluation for each update would wait for the
-    steps that the device has not finished.
-    """
+    """Returns a function on the host from the number of updates to the learning rate, a float."""
+    # Evaluated for 4096 updates at a time: one evaluation would wait for the steps that the device has not finished.
     size = 4096
     evaluate = jax.jit(jax.vmap(schedule))
 

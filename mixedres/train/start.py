@@ -125,10 +125,7 @@ def latest_start(
 
 
 def new_state(experiment: Experiment, initial: InitialWeights | None = None) -> TrainState:
-    """Returns the state before the first step, on the devices: random or from `initial`, whose note is printed.
-
-    Raises MemoryShortage if the devices have no room for it.
-    """
+    """Returns the state before the first step, on the devices: random or from `initial`, whose note is printed."""
     # Random initialization is a large program that runs once; on the CPU most of its time would be optimization.
     quick = jax_compat.options_for_one_run(experiment.devices[0].platform)
     sharding = experiment.replicated_sharding
@@ -178,11 +175,8 @@ def restore_newest(experiment: Experiment, saved: checkpoints.Checkpoints, *, se
 
 
 def _print_changes(experiment: Experiment, record: Record) -> None:
-    """Prints a note if the number of devices changed since the checkpoint, and one if the run is longer now.
-
-    The number of devices changes the statistics of batch norm, unless they are synchronized. The length changes the
-    learning rate.
-    """
+    """Prints a note if the number of devices changed since the checkpoint, and one if the run is longer now."""
+    # Batch norm follows the number of devices, unless it is synchronized; the learning rate follows the length.
     before, now = record["devices"], len(experiment.devices)
     if before != now and not experiment.config.batch_norm.sync:
         console.say(
@@ -196,8 +190,7 @@ def _print_changes(experiment: Experiment, record: Record) -> None:
 def load_weights(given: str, like: Variables, model: models.Network, spec: InputSpec | None = None) -> InitialWeights:
     """Reads the weights at the path `given`, which ``config.init_from`` names; see `mixedres.checkpoints.read_weights`.
 
-    Raises ConfigError if they cannot be read or are of another network; the message lists what does not fit. If they
-    were trained with another normalization than that of `spec`, the note says so.
+    Raises ConfigError if they cannot be read or are of another network; the message lists what does not fit.
     """
     with config_errors("config.init_from"):
         file = checkpoints.read_weights(expanded(given))

@@ -109,10 +109,8 @@ def closing_lines(
 
 
 def _no_better(experiment: Experiment, document: Record) -> str:
-    """Returns words for a run whose accuracy does not tell it from a constant answer; '' for other runs.
-
-    A run must be better than the most frequent class by two standard deviations of so many images.
-    """
+    """Returns words for a run whose accuracy does not tell it from a constant answer; '' for other runs."""
+    # A run must be better than the most frequent class by two standard deviations of so many images.
     last, best = document["eval"], document["best"]
     baseline, top1 = document["baseline"], max(last["top1"], best["top1"] if best else 0.0)
     if baseline is None or experiment.config.data.name == "synthetic":  # whose test images have random labels

@@ -37,9 +37,8 @@ def quiet_libraries() -> None:
 def leave(status: int) -> NoReturn:
     """Flushes stdout and stderr, and ends the process with `status`.
 
-    The interpreter's own shutdown is skipped after a signal (`status` above 128), because it can crash during a
-    compilation (segmentation fault, seen with JAX 0.10.2), and after an error in one of several processes, for which it
-    can wait.
+    The interpreter's shutdown can crash after a signal during a compilation (segmentation fault, seen with JAX 0.10.2),
+    and can wait for the other processes after an error: it is skipped then.
     """
     console.give_up()
     jax = sys.modules.get("jax")

@@ -43,10 +43,7 @@ class Kind:
     same: tuple[Any, ...] | None = None  # None for an equation that shares no function, such as one with effects
 
     def evaluate(self, arrays: Sequence[Array]) -> list[Any]:
-        """Evaluates the equation.
-
-        If `saves_half`, half copies of a product's operands follow `arrays`, and one of a quotient follows the results.
-        """
+        """Evaluates the equation, on `arrays` that end with half copies of a product's operands if `saves_half`."""
         eqn, dtype = self.eqn, self.dtype
         if self.saves_half:
             given = len(eqn.invars)

@@ -112,10 +112,7 @@ class Evaluator:
 
 
 def _marked(values: Sequence[Any], of: Sequence[Value], *, passed: bool = False) -> list[Any]:
-    """Returns values, with the mark `shared` on their cells; `of` are the same values in the graph.
-
-    Float32 values that are `passed` to a body or from one are marked where they are made.
-    """
+    """Returns values, with the mark `shared` on their cells unless they are `passed`; `of`: the values in the graph."""
 
     def marked(array: Any, value: Value) -> Any:
         if value.is_half:

@@ -60,11 +60,8 @@ def _enlarged(images: np.ndarray, size: int) -> np.ndarray:
 
 
 def _stratified_split(labels: np.ndarray, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns sorted indices of a training and a test part, with equal fractions of each class to within one example.
-
-    Each example is ranked by its shuffled place within its class, as a fraction of the class. The lowest ranks are the
-    test part. So classes of different sizes lose the same fraction, and the total is exact.
-    """
+    """Returns sorted indices of a training and a test part, with equal fractions of each class, plus or minus one."""
+    # Each example is ranked by its shuffled place within its class, as a fraction of the class; the lowest are tested.
     order = np.random.default_rng(0).permutation(len(labels))
     rank = np.empty(len(labels))
     for label in np.unique(labels):

@@ -119,10 +119,8 @@ def most_pixels(asked: int | None) -> int:
 
 
 def read_header(data: bytes, *, apply_exif: bool = False, max_pixels: int = MAX_PIXELS) -> Header:
-    """Reads the header of an encoded image; raises ValueError for no image, small sides, and too many pixels.
-
-    `apply_exif` takes the orientation in the EXIF data, as viewers do; the published ImageNet pipelines do not.
-    """
+    """Reads the header of an encoded image; raises ValueError for no image, small sides, and too many pixels."""
+    # Viewers apply the EXIF orientation; the published ImageNet pipelines do not.
     if not data:
         raise ValueError("the file is empty")
     try:
@@ -237,10 +235,7 @@ def _converted(image: Image.Image, channels: int) -> np.ndarray:
 
 
 def _bytes_to_decode(image: Any) -> int:
-    """Returns the memory that `_decode_with_pillow` takes, which is 7 bytes a pixel for most images; measured.
-
-    Raises ValueError for a TIFF whose tiles are much larger than the image: each would be decoded whole.
-    """
+    """Returns the memory that `_decode_with_pillow` takes, which is 7 bytes a pixel for most images; measured."""
     count: int = image.width * image.height
     held = _BYTES_HELD.get(image.mode, 4)
     codec, beside = image.tile[0][0] if image.tile else "", 3 * count  # the result

@@ -15,10 +15,8 @@ from mixedres.data.images import grain_compat
 
 
 def initialize_worker(index: int, count: int) -> None:
-    """Initializes a decoding process, which ignores signals and ends when its parent ends.
-
-    Terminals and schedulers signal all processes at once, and the parent needs more batches to stop in order.
-    """
+    """Initializes a decoding process, which ignores signals and ends when its parent ends."""
+    # Terminals and schedulers signal all processes at once, and the parent needs more batches to stop in order.
     del index, count
     for number in signals.SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -83,10 +83,8 @@ def _norm_relu_backward(config: NormConfig, saved: tuple[Any, ...], gradients: A
 
 
 def _mask_by_product(z: jax.Array, g: jax.Array) -> jax.Array:
-    """Returns g where z > 0, else 0, as a product: for a comparison XLA for GPUs would write a boolean map.
-
-    The result is NaN if z is not finite, or if g is not finite and z <= 0: a loss scale detects masked overflows too.
-    """
+    """Returns g where z > 0, else 0, as a product: for a comparison XLA for GPUs would write a boolean map."""
+    # The result is NaN if z is not finite, or if g is not and z <= 0: a loss scale detects masked overflows too.
     return g * jnp.maximum(jnp.sign(z), 0)
 
 

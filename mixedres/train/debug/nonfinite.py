@@ -42,10 +42,7 @@ class Saved:
 
 
 def explain_halt(experiment: Experiment, workdir: pathlib.Path, state: TrainState, batch: Batch) -> NonFiniteError:
-    """Saves a halted step under ``workdir/nonfinite``, examines the step, and returns the error to raise.
-
-    `state` is the result of the halted step, and `batch` the batch of the first step that halted.
-    """
+    """Saves a halted step under ``workdir/nonfinite``, examines the step, and returns the error to raise."""
     number, directory = int(state.step) + 1, workdir / DIRECTORY
     if jax.process_count() > 1:  # the global batch in every process
         batch = multihost_utils.process_allgather(batch, tiled=True)
@@ -80,10 +77,7 @@ def examine_step(experiment: Experiment, state: TrainState, batch: Batch) -> num
 def save_step(
     directory: pathlib.Path, experiment: Experiment, state: TrainState, batch: Batch, found: str | None = None
 ) -> None:
-    """Writes state, batch and config into `directory`, completely or not at all; replaces an older step there.
-
-    The state must be replicated and the batch addressable by this process; only the first process writes.
-    """
+    """Writes state, batch and config into `directory`, completely or not at all; replaces an older step there."""
     if jax.process_index() != 0:
         return
     partial = directory.with_name(_PARTIAL)

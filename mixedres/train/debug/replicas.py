@@ -33,11 +33,9 @@ def check_copies(state: PyTree, group: SingleProcess, step: int, newest: int | N
 
 
 def checksum(state: PyTree, index: int) -> int:
-    """Returns the CRC-32 of the copy of `state` on device `index` of this process.
-
-    The host computes it: the 205 MB of ResNet-50 with momentum take 0.12 s of a CPU core. A program for the devices
-    would be twice as fast, but compiles for 17 s, because the state has 434 arrays.
-    """
+    """Returns the CRC-32 of the copy of `state` on device `index` of this process."""
+    # On the host: 0.12 s of a CPU core for the 205 MB of ResNet-50 with momentum. A program for the devices would be
+    # twice as fast, but compiles for 17 s.
     found = 0
     for leaf in jax.tree.leaves(state):  # `addressable_data` would return the first copy for every index
         copy = np.ascontiguousarray(jax.device_get(leaf.addressable_shards[index].data))

@@ -31,10 +31,7 @@ class Tracker(Protocol):
 
 
 class Trackers(contextlib.AbstractContextManager["Trackers"]):
-    """Trackers by name; an exception that leaves the context closes them as failed.
-
-    After an error of a tracker the training goes on: a warning is printed, and the tracker gets no more metrics.
-    """
+    """Trackers by name, closed as failed by an exception; after an error of one the training goes on without it."""
 
     def __init__(self, trackers: Mapping[str, Tracker] | None = None) -> None:
         self._trackers = dict(trackers or {})
