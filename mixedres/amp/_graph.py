@@ -1,7 +1,4 @@
-"""Graph of a traced program, flat, so that colors cross jit, scan, while, cond, remat and shard_map.
-
-A path identifies a node: the indices of the equations that lead to it. So a body that is called twice is colored twice.
-"""
+"""Graph of a traced program, flat, so that colors cross jit, scan, while, cond, remat and shard_map."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Patterns of operations that deviate from the lists: each has a name, an example and one function that finds it.
-
-`PATTERNS` is the table of all of them. To add one, add a row and a finder here.
-"""
+"""Patterns of operations that deviate from the lists: `PATTERNS` has a name, an example and a finder of each."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence

@@ -152,10 +152,7 @@ def check_identity(identity: Record) -> None:
 
 
 def read_record(value: Json, where: object) -> Record:
-    """Returns the record of a checkpoint, read at `where`, with a config that has all of today's keys.
-
-    Raises ConfigError as for `check`, and if the config is invalid.
-    """
+    """Returns the record of a checkpoint, read at `where`, with a config of today's keys; raises ConfigError."""
     record = check(value, CheckpointRecord, where)
     return record | {"config": read_flat(record["config"], where, made=record)}
 

@@ -2,8 +2,6 @@
 
 A checkpoint is written to ``STEP.tmp``, and is renamed to the number of its step once all of it is on the disk. An old
 checkpoint is renamed to ``STEP.tmp`` before it is removed. So a folder whose name is a number is whole.
-
-A run may be a stranger's. So no file is opened before a look at all of them: regular files, as large as the network's.
 """
 
 from __future__ import annotations

@@ -102,10 +102,7 @@ class RunDirectory(RecordedRun):
         return removes
 
     def begin(self, config: Record, data: Record | None = None) -> None:
-        """Writes the config and the identity of the data into the claimed directory.
-
-        Raises ConfigError if the directory cannot be written.
-        """
+        """Writes the config and the identity of the data into the claimed directory; raises ConfigError if it fails."""
         with self._writable():
             known = self.data()
             if data is not None and known is None and not self.holds_config():

@@ -1,8 +1,4 @@
-"""The directory of a run: names of its files, what the run recorded, and whether a new start may go on.
-
-Config and identity of the data are in files of their own and in the record of every checkpoint, which is read if a file
-is damaged or gone.
-"""
+"""The directory of a run: names of its files, what the run recorded, and whether a new start may go on."""
 
 import contextlib
 import pathlib
@@ -106,10 +102,7 @@ class RecordedRun:
 
     @staticmethod
     def read_portable_config(path: pathlib.Path) -> ConfigDict:
-        """Returns the config of the run in `path`, in which keys that act on this machine have their defaults.
-
-        Raises ConfigError if no config can be read.
-        """
+        """Returns the config of the run in `path`, but for keys that act on this machine; raises ConfigError."""
         config = RecordedRun(path).config()
         if config is None:
             raise ConfigError(f"--workdir={path} holds no run whose config can be read; name the workdir of a run")

@@ -1,7 +1,4 @@
-"""Waiting of the processes of a run for each other, on JAX's coordination service.
-
-No function here uses the devices: Gloo, which connects the CPUs at the first collective, waits for 30 seconds alone.
-"""
+"""Waiting of processes on JAX's coordination service, without the devices: Gloo would wait for 30 seconds alone."""
 
 import itertools
 import json

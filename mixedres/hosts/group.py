@@ -1,8 +1,4 @@
-"""Communication between the processes of a run, on JAX's coordination service.
-
-The functions of `jax.experimental.multihost_utils` are collectives of the devices: they abort if shapes differ, take no
-strings and report no process.
-"""
+"""Communication between the processes of a run, on JAX's coordination service."""
 
 import contextlib
 import os

@@ -1,10 +1,7 @@
-"""oneDNN for convolutions and products on CPUs.
+"""oneDNN for convolutions and products on CPUs, which XLA uses for bfloat16 convolutions of a plain form.
 
-XLA for CPUs computes bfloat16 in float32. oneDNN, which jaxlib contains, computes bfloat16 products with float32 sums,
-if the processor has such instructions and the convolution a plain form. The gradients that JAX derives have another
-form: a reversed kernel, a dilated map. `convolution` has gradients in the plain form: that of the map is a convolution
-with an explicitly reversed kernel, or, for a stride of 2, four with parts of the kernel; that of the kernel is a
-product.
+The gradients that JAX derives have another form: a reversed kernel, a dilated map. Here the gradient of the map is a
+convolution with an explicitly reversed kernel, or four for a stride of 2; that of the kernel is a product.
 """
 
 import pathlib

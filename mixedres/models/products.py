@@ -1,9 +1,4 @@
-"""Convolutions as products of matrices.
-
-`xla_convolution`, the two products and `mixedres.models.onednn.convolution` take the same arguments: a map (b, h, w,
-c), a kernel (size, size, c, filters) of the same dtype, the stride of both axes, the padding around the map and the
-precision of the products.
-"""
+"""Convolutions as products of matrices, of a map (b, h, w, c) and a kernel (size, size, c, filters)."""
 
 import math
 from typing import TypeAlias

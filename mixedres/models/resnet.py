@@ -1,8 +1,7 @@
 """ResNets: v1 and v1.5 (post-activation), v2 (pre-activation), for ImageNet- and CIFAR-sized images.
 
 He et al., Deep Residual Learning (arXiv 1512.03385) and Identity Mappings (arXiv 1603.05027). v1.5 has the stride of a
-bottleneck on its 3x3 convolution instead of the first 1x1. By default shortcuts have a projection only where the shape
-changes, and padding is symmetric, as PyTorch's weights expect, and cuDNN takes without a copy.
+bottleneck on its 3x3 convolution instead of the first 1x1. Padding is symmetric by default, as in PyTorch.
 """
 
 from collections.abc import Callable, Sequence

@@ -128,10 +128,7 @@ class ScaledGradients(metaclass=_WithAdvice):
 
     @property
     def unchecked_scale(self) -> jax.Array:
-        """Returns the loss scale as a float32 scalar, without looking for maps that are not linear.
-
-        Where there was no map, XLA removes the division that computes the loss scale.
-        """
+        """Returns the float32 loss scale without looking for other maps; without maps XLA removes the division."""
         times_scale, one, _ = self._carried()
         return times_scale / one
 

@@ -34,33 +34,28 @@ def loss_scaled(
 
     Line searches and some optimizers take more arguments. `value` (the loss, without the scale) must be finite for a
     step to be applied. `grad` has gradients without the scale, or `ScaledGradients`. `grad_fn` returns
-    `ScaledGradients`, which are unscaled for `tx`; plain gradients are refused, except with `NoOpLossScale`. `value_fn`
-    returns the loss without the scale. Other functions are refused, except with `NoOpLossScale`: the optimizer would
-    differentiate them without the scale. `checked`: the same scaled gradients in another form, a tree of any shapes, in
-    which to look for infinities and NaNs (in memory order, this is faster on GPUs). It must have all the numbers of the
-    gradients: a NaN that it lacks is found only by the check of the updates.
+    `ScaledGradients`, which are unscaled for `tx`. `value_fn` returns the loss without the scale. Other functions, and
+    plain gradients of `grad_fn`, are refused, except with `NoOpLossScale`. `checked`: the same scaled gradients as a
+    tree of any shapes, in which to look for infinities and NaNs (in memory order, this is faster on GPUs).
 
-    Gradients of several losses may be one tree, such as {"a": grads_a, "b": grads_b}; `optax.partition` gives each its
-    own `loss_scaled`.
-
-    With several devices, average the scaled gradients over them first, so that all devices take the same decision.
+    Gradients of several losses may be one tree; `optax.partition` gives each its own `loss_scaled`. With several
+    devices, average the scaled gradients over them first, so that all devices take the same decision.
 
     Args:
       tx: any optax optimizer. Clipping belongs inside, so that it sees true gradients.
       loss_scale: `NoOpLossScale`, `StaticLossScale` or `DynamicLossScale`.
       check_updates: False: only gradients and `value` are checked, and updates where `grad_fn` is given. On a GPU the
-        check of the updates takes one kernel for each parameter, and 0.3 % of the bytes of a step of ResNet-50
-        (`python -m experiments.aot`, batch 256).
+        check of the updates takes one kernel for each parameter, and 0.3 % of the bytes of a step of ResNet-50 (`python
+        -m experiments.aot`, batch 256).
 
     Returns:
       An optax transformation with state `LossScaledState`. `tx` gets gradients in float32 (float64 for float64
-      gradients), and its updates have the dtypes that `tx` gives them.
+        gradients), and its updates have the dtypes that `tx` gives them.
 
     Raises:
       TypeError: where `tx` is no optax transformation or `loss_scale` none of the three; by `init`, for a `tx` that is
-        loss-scaled already; by `update`, for gradients without a scale (except with `NoOpLossScale`), for a state that
-        is not from its `init`, a `value` that is no float scalar, a `grad` unlike the gradients, and functions as
-        above.
+        loss-scaled already; by `update`, for gradients without a scale (except with `NoOpLossScale`), a state that is
+        not from its `init`, a `value` that is no float scalar, and functions as above.
     """
     _check(tx, loss_scale)
     inner = optax.with_extra_args_support(tx)

@@ -35,13 +35,9 @@ OnEvaluation: TypeAlias = Callable[[Record], object]
 def evaluate(plan: Plan, *, group: SingleProcess = SINGLE, on_results: OnResults | None = None) -> Record:
     """Evaluates the newest checkpoint in the directory of a plan, and returns top1, top5, loss and examples.
 
-    If there is no checkpoint, evaluates the weights of ``config.init_from``. Writes nothing.
-
-    Args:
-      plan: the result of `mixedres.train.plan` with `evaluates`.
-      group: the processes that evaluate together.
-      on_results: called with the results of the single images, if there is one process; returns words for the end of
-        the printed line.
+    If there is no checkpoint, evaluates the weights of ``config.init_from``. Writes nothing. `plan`: the result of
+    `mixedres.train.plan` with `evaluates`. `on_results`: called with the results of the single images, if there is one
+    process; returns words for the end of the printed line.
 
     Raises:
       ConfigError: if the processes differ, or no checkpoint is whole.

@@ -1,8 +1,4 @@
-"""Plan of a run: a config whose mistakes are answered, the open data, and the directory.
-
-What needs neither JAX nor Flax is checked first, so that such a mistake is answered within a CPU second. JAX and optax
-take 0.7 CPU seconds to import, Flax and the trainer another 0.5.
-"""
+"""Plan of a run: the checked config, the open data, and the directory."""
 
 from __future__ import annotations
 
@@ -25,6 +21,8 @@ from mixedres._internal.types import Record
 from mixedres.checkpoints import RecordedRun, RunDirectory, workdir
 from mixedres.config import KEYS, flatten, profile_window, unflatten, validate
 
+# Imported when needed, so that mistakes are answered within a CPU second: JAX and optax take 0.7 CPU seconds to import,
+# Flax and the trainer another 0.5.
 if TYPE_CHECKING:
     from mixedres.train.experiment import Experiment
     from mixedres.train.start import InitialWeights
@@ -70,10 +68,7 @@ class Plan:
 
     @functools.cached_property
     def traced_steps(self) -> range:
-        """Returns the numbers of the steps, from 1, that ``config.profile`` names; empty without it.
-
-        Raises ConfigError if the first of these steps lies beyond the end of the run.
-        """
+        """Returns the steps, from 1, that ``config.profile`` names; raises ConfigError beyond the run's end."""
         given, total = self.config.profile, self.experiment.total_steps
         if given is None:
             return range(0)

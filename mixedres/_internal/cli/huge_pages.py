@@ -1,8 +1,4 @@
-"""Memory of a process in huge pages, without which a step on a CPU spends up to a quarter of its time on page faults.
-
-XLA for CPUs takes the memory of a step from the system and gives it back after every step, and so does the decoding of
-images. glibc asks for pages of 2 MB if GLIBC_TUNABLES says so when the process starts. docs/performance.md has numbers.
-"""
+"""Memory of a process in huge pages: else page faults take up to a quarter of a CPU step (docs/performance.md)."""
 
 import contextlib
 import os

@@ -12,10 +12,7 @@ from mixedres._internal.cli import console, huge_pages, signals
 
 
 def start(main: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Runs `main`, which takes the command line and returns the exit status, as this process.
-
-    Until the command takes the signals itself, each of `signals.SIGNALS` ends the process at once.
-    """
+    """Runs `main`, which takes the command line and returns the exit status, as this process."""
     console.prepare()
     if importlib.util.find_spec("fcntl") is None:
         console.complain("mixedres: the commands need Linux or macOS; on Windows, use WSL 2, or the library alone")

@@ -1,8 +1,4 @@
-"""Ways from a stored image to the square that the network sees; `torch` follows torchvision's reference training.
-
-All train on a random part of the image, resized to a square without keeping its aspect ratio, and test on the central
-87.5 % of the shorter side (224 of 256 pixels).
-"""
+"""Ways from a stored image to the square that the network sees; `torch` follows torchvision's reference training."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Batch normalization fused with the ops that follow it in a ResNet, with custom backward passes.
 
-XLA's derivative of the same formulas writes the masked gradient to memory, reads it again for the second sum, and saves
-masks as boolean maps. Here the backward pass makes two passes over map and gradient: the first computes the sums, the
-second the gradient of the map. Both recompute the mask of the ReLU. The barriers keep XLA from fusing the passes and
-are free: none is left in the compiled program. Forward-mode differentiation is not supported.
+XLA's derivative writes the masked gradient to memory, reads it again for the second sum, and saves masks as boolean
+maps. Here the backward pass makes two passes over map and gradient: the first computes the sums, the second the
+gradient of the map. Barriers keep XLA from fusing the passes and are free: none is left in the compiled program.
 
 Shapes: the maps y, x and z are (batch, ..., channels), scales and biases (channels,), in any float dtypes. Arithmetic
 is in float32, or in the maps' dtype if it is wider; the result has the shape of y and `config.dtype`, a gradient the

@@ -1,8 +1,4 @@
-"""3x3 max-pooling with stride 2 that saves the position of each maximum.
-
-XLA's pooling writes a float32 map and four integer maps, and scatters by atomic additions in the backward pass. This
-one writes one byte per maximum, and its gradient is a gather: deterministic, without a pass over zeros.
-"""
+"""3x3 max-pooling with stride 2 that saves the position of each maximum in a byte; its gradient is a gather."""
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,4 @@
-"""Constants that became 0 or infinite in half precision, and the operations that they meet.
-
-These constants are wrong for other arguments too: 1e-8 beside float16 is 0, so log(x + 1e-8) is infinite where x is 0.
-"""
+"""Constants that became 0 or infinite in half precision, and the operations that they meet."""
 
 from __future__ import annotations
 

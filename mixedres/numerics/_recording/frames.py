@@ -1,8 +1,4 @@
-"""Arrays of a traced program: where each was computed, and from which arrays.
-
-The body of a loop or of a shard_map is a frame. A tensor in a frame stands for one array per iteration. An index
-selects an array: it has the iterations of the surrounding loops, outermost first.
-"""
+"""Arrays of a traced program, by frames: the bodies of loops and shard_map, with one array per iteration (an index)."""
 
 from __future__ import annotations
 

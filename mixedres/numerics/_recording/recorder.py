@@ -1,8 +1,4 @@
-"""Evaluation of a traced program that measures every floating-point array.
-
-Every operation is compiled alone, and equal operations, as those of equal layers, share a compiled program. A program
-with effects, such as callbacks and mutable arrays, is compiled as a whole.
-"""
+"""Evaluation of a traced program, operation by operation, that measures every floating-point array."""
 
 import dataclasses
 import functools

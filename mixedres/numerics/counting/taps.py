@@ -149,17 +149,10 @@ def names(fn: Function, *args: PyTree) -> dict[str, np.dtype]:
 def tapped_value_and_grad(
     fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False, select: Collection[str] | None = None
 ) -> Callable[..., tuple[Any, Any, TapStatistics]]:
-    """Returns `jax.value_and_grad` of `fn` with the statistics of all taps in `fn`.
+    """Returns `jax.value_and_grad` of `fn` that gives (value, gradients, `TapStatistics` of the taps in `fn`).
 
-    Args:
-      fn: function that returns a scalar loss, or (loss, aux) if `has_aux`.
-      argnums: arguments to differentiate, as in `jax.value_and_grad`.
-      has_aux: whether `fn` also returns other values, pytrees of arrays.
-      select: name or names of the taps to count, which may be empty; None for all. Names without a tap are ignored.
-
-    Returns:
-      A function of the arguments of `fn` to (value, gradients, `TapStatistics` of the taps on which the loss depends).
-        Strings and switches are given by name, because arguments given by place are traced.
+    `select`: name or names of the taps to count, which may be empty; None for all. Names without a tap are ignored.
+    Strings and switches are given to the result by name, because arguments given by place are traced.
 
     Raises:
       ValueError: when called, if `fn` executes no tap and `select` is None.

@@ -1,8 +1,4 @@
-"""Comparison of the copies of the training state on all devices of all processes.
-
-A fault of memory, or other libraries on a host, make the copies differ, and nothing else in a run shows it: the
-gradients of a wrong copy are still finite.
-"""
+"""Comparison of the copies of the training state on all devices: nothing else in a run shows that copies differ."""
 
 import collections
 import concurrent.futures
