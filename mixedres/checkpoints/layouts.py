@@ -1,8 +1,7 @@
 """Names and axes of a ResNet's tensors in other libraries: torchvision 0.20, timm 1.0 and transformers 5.23.
 
-'torchvision' is the layout of torchvision and timm, 'transformers' that of Hugging Face's ResNetForImageClassification.
-Both store convolutions as (out, in, height, width) and dense kernels as (out, in); flax stores (height, width, in, out)
-and (in, out). In 'mixedres', the path of a leaf in flax is the name. Only 'mixedres' has ResNets of version 2.
+'torchvision' and 'transformers' store convolutions as (out, in, height, width) and dense kernels as (out, in), flax as
+(height, width, in, out) and (in, out). In 'mixedres', the path of a leaf in flax is the name.
 """
 
 import dataclasses

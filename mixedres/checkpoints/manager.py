@@ -1,8 +1,7 @@
 """Checkpoints of a run: saving and restoring of the whole training state.
 
-The resume rule: a checkpoint is the whole `TrainState` and a record of the host's state. `TrainState.step` is the data
-position and the state of every random draw, because batch k is a function of the seed and k alone. A continued run
-restores the newest undamaged checkpoint; on the CPU it then ends with the same bits as an uninterrupted run.
+The resume rule: a checkpoint is the whole `TrainState` and a record of the host's state, and batch k is a function of
+the seed and k alone. On the CPU a continued run ends with the same bits as an uninterrupted run.
 """
 
 import json

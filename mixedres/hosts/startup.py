@@ -1,8 +1,4 @@
-"""The connection of the processes of a run.
-
-If the processes cannot connect, or process 0 is lost, JAX aborts, and Python gets no exception. So a SIGABRT handler in
-C, which ctypes makes from a function, prints the last line.
-"""
+"""The connection of the processes of a run."""
 
 import contextlib
 import ctypes
@@ -135,5 +131,9 @@ def why(said: str, address: str | None, count: int | None, index: int | None, ti
 
 def on_abort(last_word: Callable[[], None]) -> None:
     """Calls `last_word` when this process calls abort(); if `last_word` returns, the process aborts."""
+    # JAX aborts if the processes cannot connect, or process 0 is lost: Python gets no exception, its handlers run too
+    # late.
+    # JAX aborts if the processes cannot connect, or process 0 is lost: Python gets no exception, its handlers run too
+    # late.
     _installed.append(_HANDLER(lambda _: last_word()))
     ctypes.CDLL(None).signal(signal.SIGABRT, _installed[-1])

@@ -1,7 +1,7 @@
 """Evaluation of a colored program: every node in its dtype, with a cast where two dtypes meet.
 
-A float32 value is cast separately for each half node that reads it. The compiler merges the casts, and the gradients of
-the readers are summed in float32: with one shared cast a weight that is used 3000 times would lose 5 % of its gradient.
+A float32 value is cast for each half node that reads it, and the gradients of the readers are summed in float32: with
+one shared cast a weight that is used 3000 times would lose 5 % of its gradient.
 """
 
 import functools

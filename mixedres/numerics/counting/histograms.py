@@ -1,8 +1,4 @@
-"""Histograms of an array's exponents, from which the effects of half precision at any scale follow.
-
-A loss scale that is a power of two moves every exponent by the same number and changes no mantissa, so one count per
-exponent gives the number of lost, subnormal and overflowing elements at every scale.
-"""
+"""Histograms of an array's exponents, which a scale of a power of two only moves: one count serves every scale."""
 
 from __future__ import annotations
 
