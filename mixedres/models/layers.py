@@ -20,10 +20,8 @@ from mixedres.models.operations import convolution, max_pool, relu
 def policy_of(module: Any, *names: str) -> jmp.Policy:
     """Returns the policy of a flax module that is being called: float32 if `module.keep_float32` matches its path.
 
-        dtype = policy_of(self, "head").compute_dtype  # of the layer `head` inside this module
-
-    Paths are like /stem_conv, /block_layer1_1/conv1 and /head; an empty regular expression matches none. `names`: the
-    path of a layer inside the module; none: the module itself.
+    With `names`, that of a layer inside: `policy_of(self, "head").compute_dtype` is for the layer `head` of this
+    module. Paths are like /stem_conv, /block_layer1_1/conv1 and /head; an empty regular expression matches none.
     """
     return policy_at((*module.path, *names), module.policy, module.keep_float32)
 
