@@ -133,7 +133,5 @@ def on_abort(last_word: Callable[[], None]) -> None:
     """Calls `last_word` when this process calls abort(); if `last_word` returns, the process aborts."""
     # JAX aborts if the processes cannot connect, or process 0 is lost: Python gets no exception, its handlers run too
     # late.
-    # JAX aborts if the processes cannot connect, or process 0 is lost: Python gets no exception, its handlers run too
-    # late.
     _installed.append(_HANDLER(lambda _: last_word()))
     ctypes.CDLL(None).signal(signal.SIGABRT, _installed[-1])
