@@ -194,7 +194,8 @@ class Lists:
         """Returns `lists` itself if it is a `Lists`; else the default lists of `dtype`, changed by the mapping.
 
         Raises:
-          TypeError, ValueError: as `replace`, and TypeError for other `lists`.
+          TypeError: for other `lists`, and see `replace`.
+          ValueError: see `replace`.
         """
         if lists is None:
             return cls.default(dtype)

@@ -238,13 +238,13 @@ def enable_rewrite(
         updates, state = tx.update(grads, state, params)
 
     Args:
-      fn: any function of float32 parameters: a model's `apply`, or a loss.
+      fn: any function of float32 parameters: a model's `apply`, or a loss; other arguments as for `autocast`.
       tx: any optax optimizer that is not loss-scaled yet; `init` of a loss-scaled one raises TypeError.
-      dtype, lists, level, keep_float32: see `mixedres.amp.autocast`.
       loss_scale: 'none', 'dynamic' or a number > 0; None: 'dynamic' for float16, 'none' for bfloat16.
 
     Raises:
-      TypeError, ValueError: see `autocast`, `make_loss_scale` and `loss_scaled`.
+      TypeError: see `autocast` and `loss_scaled`.
+      ValueError: see `autocast` and `make_loss_scale`.
     """
     rewritten = autocast(fn, dtype, lists, level=level, keep_float32=keep_float32)
     if loss_scale is None:

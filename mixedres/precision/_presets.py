@@ -29,7 +29,8 @@ class Precision:
         built in float32, and `mixedres.amp.autocast` rewrites it.
       matmul_precision: precision of float32 products: 'highest' is float32, 'tensorfloat32' has a 10-bit mantissa,
         'default' is the platform's choice (TF32 on recent GPUs).
-      lists, level: of the graph rewrite; see `mixedres.amp.autocast`.
+      lists: lists of primitives of the graph rewrite; see `mixedres.amp.autocast`.
+      level: level of the graph rewrite, one of `mixedres.amp.LEVELS`.
       keep_float32: regular expression of the paths of layers that stay in float32, such as '^/head$'; '': none.
     """
 
@@ -124,7 +125,7 @@ def get(
     level: str = "default",
     keep_float32: str = "",
 ) -> Precision:
-    """Returns the preset `name`, with any part replaced.
+    """Returns the preset `name`, with any part replaced; other arguments are fields of `Precision`.
 
         chosen = precision.get("fp16", keep_float32="^/head$")
 
@@ -133,7 +134,6 @@ def get(
       policy: a `jmp.Policy` or its text, see `parse_policy`. The loss scale stays the preset's. A graph rewrite uses
         the compute dtype alone.
       norm_policy: the policy of normalization; None computes in float32 and returns the compute dtype.
-      loss_scale, implementation, matmul_precision, lists, level, keep_float32: as in `Precision`.
 
     Raises:
       ValueError: for an invalid name, text or number, and for an option that the preset would ignore, such as `lists`

@@ -96,8 +96,6 @@ def _shared(kind: Kind) -> Callable[..., list[Any]]:
     """Returns `kind.evaluate` as a jitted function of the operands that are no literals."""
 
     # JAX traces the derivative of a jitted function once: a fifth of the time for a product with its casts.
-    # JAX traces the derivative of a jitted function once: a fifth of the time for a product with its casts.
-    # JAX traces the derivative of a jitted function once: a fifth of the time for a product with its casts.
     def function(*operands: Array) -> list[Any]:
         arrays = list(operands)
         for index, value in _literals(kind).items():

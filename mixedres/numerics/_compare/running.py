@@ -108,8 +108,8 @@ def compare(
     Args:
       fn: a function of pytrees of arrays. It may compute in half already, by casts of its own.
       *args: its arguments; leaves that are no arrays are passed unchanged.
-      dtype: float16 or bfloat16, as for `autocast`; None: `fn` as it is, without autocast and its options.
-      lists, level, keep_float32: as for `autocast`.
+      dtype: float16 or bfloat16, as for `autocast`; None: `fn` as it is, without autocast and its options
+        `lists`, `level` and `keep_float32`.
       of: 'value': the results of `fn`; 'grad': the gradients of `fn`, a float scalar, by the first argument.
       scale: loss scale for of='grad', any positive number; the gradients are divided by the scale.
       names: names of the arguments in the report; default: 'argument 0' and so on.
