@@ -60,14 +60,7 @@ _CONTINUES = "a run continues from its newest checkpoint when started again with
 
 
 def train_or_evaluate(arguments: Sequence[str]) -> None:
-    """Runs the command with these arguments.
-
-    If another process of the run is lost, this process ends with status 4 (`mixedres.hosts.STATUS_LOST`),
-    and the function does not return.
-
-    Raises:
-      MixedresError: if the command fails; `USAGE` explains the statuses.
-    """
+    """Runs the command; if another process is lost, ends this process with status `mixedres.hosts.STATUS_LOST`."""
     if told := _help(arguments):
         console.show(*told)
         return
@@ -172,11 +165,7 @@ def _first_keys() -> list[str]:
 
 
 def _keys_of(section: str) -> list[str]:
-    """Returns the lines of the keys of a section; 'run' has the keys without a section, 'all' has all keys.
-
-    Raises:
-      ConfigError: if there is no such section.
-    """
+    """Returns the lines of the keys of a section; 'run' has the keys without a section, 'all' has all keys."""
     from mixedres.config import KEYS
 
     of = {key.path: key.path.rpartition(".")[0] or "run" for key in KEYS}

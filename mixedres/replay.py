@@ -21,11 +21,7 @@ exit status: 0 replayed, whatever was found; 1 the replay failed; 2 a mistake in
 
 
 def replay_step(given: Sequence[str]) -> None:
-    """Runs the command with these arguments: repeats the step that a workdir holds, and prints the result.
-
-    Raises ConfigError for a mistake in the arguments, and if there is no such step or it cannot be built on this
-    machine.
-    """
+    """Runs the command with these arguments: repeats the step that a workdir holds, and prints the result."""
     workdir, preset, rest = parse(given)
     # Imported here, and JAX and the models later still, so that a mistake in the command need not wait for them.
     from mixedres.checkpoints import portable

@@ -93,16 +93,13 @@ class Run:
         """Classifies images, in the precision of the run, on all devices of this process.
 
         Args:
-          images: a file, a folder (searched to the bottom) or a glob; an image of Pillow; an array of one image
-            (h, w, 3), (h, w, 1) or (h, w), or of several (n, h, w, c), uint8 from 0 to 255; or a sequence of these. An
-            array that has the shape of the network's input is taken as it is. Others are cropped and resized as files.
+          images: a file, a folder (searched to the bottom) or a glob; an image of Pillow; an array of one image (h, w,
+            3), (h, w, 1) or (h, w), or of several (n, h, w, c), uint8 from 0 to 255; or a sequence of these. An array
+            that has the shape of the network's input is taken as it is. Others are cropped and resized as files.
           top: classes per image.
 
-        Returns:
-          A prediction for each image, in order. An image that cannot be read has an `error`.
-
-        Raises:
-          ConfigError: if a path does not exist or a folder holds no image.
+        Returns a prediction for each image, in order; an image that cannot be read has an `error`. Raises ConfigError
+        if a path does not exist or a folder holds no image.
         """
         given = list(_images(images))
         if not given:
@@ -125,11 +122,8 @@ class Run:
             `data.dir` from the recorded config, because that key acts on this machine.
           source: a data set in place of the config's.
 
-        Returns:
-          'top1' and 'top5' as fractions, the mean 'loss', and the number of images, 'examples'.
-
-        Raises:
-          ConfigError: for weights without a run, and for a mistake in the config.
+        Returns 'top1' and 'top5' as fractions, the mean 'loss', and the number of images, 'examples'. Raises
+        ConfigError for weights without a run, and for a mistake in the config.
         """
         if self.config is None:
             raise ConfigError(f"{self.path} is no run, so it has no test images; name the workdir of a run")
@@ -276,10 +270,8 @@ def _with(chosen: ConfigDict, overrides: Mapping[str, Any] | None) -> ConfigDict
 
 
 def _images(given: Image | Iterable[Image]) -> Iterable[str | np.ndarray]:
-    """Yields the paths of files and the single images that an argument of `Run.predict` names.
-
-    An iterator may fill one array again for each image, as a camera does: its arrays are copied.
-    """
+    """Yields the paths of files and the single images that an argument of `Run.predict` names."""
+    # An iterator may fill one array again for each image, as a camera does: its arrays are copied.
     import numpy as np
     import PIL.Image
     import PIL.ImageOps

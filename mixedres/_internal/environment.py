@@ -54,10 +54,7 @@ _SETTINGS = (
 
 
 def software() -> dict[str, Any]:
-    """Returns what must be the same in all processes of a run: versions, code and settings that change numbers.
-
-    Of Python only the minor version counts. 'code' is a digest of mixedres' files.
-    """
+    """Returns what must be the same in all processes of a run: versions, a digest of mixedres' files, and settings."""
     known = versions()
     packages = ("mixedres", "jax", "jaxlib", "flax", "optax", "jmp")
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not _HARMLESS_FLAGS.match(flag)]
@@ -97,10 +94,7 @@ def processor() -> str:
 
 
 def memory(device: Any, compiled_step: Any) -> dict[str, int | None]:
-    """Returns bytes: the peak of the process on the host, the peak on `device`, and the needs of the compiled step.
-
-    The peak on the device is None where the platform does not count it (the CPU).
-    """
+    """Returns bytes: the peak of the process on the host, the peak on `device`, and the needs of the compiled step."""
     import resource  # which Windows does not have
 
     stats = device.memory_stats() or {}
@@ -141,10 +135,8 @@ def gigabytes(count: float) -> str:
 
 
 def check_memory(compiled: Any, devices: Sequence[Any], smaller: str) -> None:
-    """Raises MemoryShortage where a compiled program takes more than its devices, or the host of them, have.
-
-    A host would not refuse the memory, but kill the process, or another one, once it is used. `smaller`: what to set.
-    """
+    """Raises MemoryShortage where a compiled program takes more than its devices, or the host of them, have."""
+    # A host would not refuse the memory, but kill the process, or another one, once it is used.
     analysis = compiled.memory_analysis()
     names = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
     needed = sum(getattr(analysis, name, 0) for name in names) - getattr(analysis, "alias_size_in_bytes", 0)
@@ -152,10 +144,7 @@ def check_memory(compiled: Any, devices: Sequence[Any], smaller: str) -> None:
 
 
 def check_size(needed: int, devices: Sequence[Any], problem: str) -> None:
-    """Raises MemoryShortage where each device, or the host for all of them, has no room for `needed` bytes.
-
-    `problem`: a line with two places {}, for the memory that is needed and for the memory that there is.
-    """
+    """Raises MemoryShortage where devices lack `needed` bytes; `problem` has places {} for needs and room."""
     own = sys.modules["jax"].process_index()  # those of other processes do not tell
     local = [device for device in devices if device.process_index == own]
     there = device_memory(local[0])

@@ -118,10 +118,7 @@ def expanded(given: str) -> pathlib.Path:
 
 
 def split_checkpoint(path: pathlib.Path) -> tuple[pathlib.Path, str | None]:
-    """Splits the name of a checkpoint: 'runs/x@best' -> (runs/x, 'best'), 'runs/x@600' -> (runs/x, '600').
-
-    For other paths, and for paths that exist, the second value is None.
-    """
+    """Splits the name of a checkpoint: 'runs/x@best' -> (runs/x, 'best'); other and existing paths -> (path, None)."""
     match = re.fullmatch(r"(.+)@(best|[0-9]{1,18})", str(path))
     if match is None or os.path.lexists(path):
         return path, None
@@ -165,11 +162,7 @@ def open_own(path: pathlib.Path) -> IO[str]:
 
 
 class Lines:
-    """A file to which lines are appended; lines that cannot be written wait in memory.
-
-    Attributes:
-      problem: why lines wait; None if no line waits.
-    """
+    """A file to which lines are appended; lines that cannot be written wait in memory, and `problem` says why."""
 
     def __init__(self, path: pathlib.Path):
         """Opens the file; raises OSError as `open_own`."""

@@ -24,10 +24,7 @@ def without_stamp(record: Record) -> Record:
 
 
 def check_format(record: Json, where: object) -> None:
-    """Raises ConfigError if a newer version of mixedres wrote `record`, which was read at `where`.
-
-    A value that is no object, and a number that is no whole number, is left to the check of the record's content.
-    """
+    """Raises ConfigError if a newer version of mixedres wrote `record`, which was read at `where`."""
     number = record.get("format") if isinstance(record, dict) else None
     if isinstance(number, int) and number > FORMAT:
         version = str(record.get("mixedres"))

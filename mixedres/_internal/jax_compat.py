@@ -81,10 +81,8 @@ def struct(array: Any, dtype: Any) -> Any:
 
 
 def zero_cotangent(aval: Aval) -> Any:
-    """Returns a zero cotangent for a pullback of `jax.vjp`; before JAX 0.11 the zero must be an array.
-
-    Since JAX 0.12, a custom_vjp rule under vmap must not get an array as the cotangent of an unbatched result.
-    """
+    """Returns a zero cotangent for a pullback of `jax.vjp`; before JAX 0.11 the zero must be an array."""
+    # Since JAX 0.12, a rule under vmap must not get an array for an unbatched result.
     if jax.__version_info__ >= (0, 11):
         return ad.Zero(aval)
     return np.zeros(aval.shape, aval.dtype if jnp.issubdtype(aval.dtype, jnp.inexact) else jax.dtypes.float0)
@@ -94,19 +92,13 @@ def interpret(
     jaxpr: Any,
     consts: Sequence[Any],
     args: Sequence[Any],
-    equation: Callable[[int, Equation, list[Any]], Sequence[Any]],
+    equation: Callable[[int, Equation, list[Any]], Sequence[Any]],  # (index, equation, operands) -> results
     literal: Callable[[Any], Any] = lambda atom: atom.val,
     *,
-    binds: bool = True,
-    frees: bool = False,
+    binds: bool = True,  # whether `equation` binds primitives: they get the source line, name stack and context
+    frees: bool = False,  # forget each value after the last equation that reads it
 ) -> list[Any]:
-    """Interprets a jaxpr, closed or open, by calling `equation`; returns the values of its outputs.
-
-    `consts, args`: values of its constants and arguments, of whatever kind `equation` takes. `equation`: of the index
-    of an equation, the equation and the values of its operands, to those of its results. `binds`: whether `equation`
-    binds primitives: they get the source line, name stack and context of the equation. `frees`: forget each value after
-    the last equation that reads it, so that its memory is free.
-    """
+    """Interprets a jaxpr, closed or open, by calling `equation`; returns the values of its outputs."""
     inner, _ = opened(jaxpr)
     last = _last_readers(inner) if frees else {}
     env = dict(zip([*inner.constvars, *inner.invars], [*consts, *args], strict=True))
@@ -193,25 +185,21 @@ def as_written(eqn: Equation) -> Iterator[None]:
 
 
 def mesh_of(array: Any) -> contextlib.AbstractContextManager[Any]:
-    """Returns a context whose mesh has the axis types of an array, for an operation on the array alone.
-
-    The operands of a reshard into or out of `jax.sharding.auto_axes` have another mesh than the equation.
-    """
+    """Returns a context whose mesh has the axis types of an array, for an operation on the array alone."""
+    # The operands of a reshard in `jax.sharding.auto_axes` have another mesh than the equation.
     mesh = jax.typeof(array).sharding.mesh
     same = mesh.empty or mesh == jax.sharding.get_abstract_mesh()
     return contextlib.nullcontext() if same else jax.sharding.use_abstract_mesh(mesh)
 
 
 def replicated(fn: Callable[..., Any], *args: Any) -> Any:
-    """Returns `fn(*args)` with replicated results; `args` are pytrees of arrays, which may have explicit sharding.
-
-    With explicit sharding every reshape, stack and sum in `fn` would have to state the sharding of its result.
-    """
+    """Returns `fn(*args)` with replicated results; `args` are pytrees of arrays, which may have explicit sharding."""
     placed = [x for x in jax.tree.leaves(args) if not jax.typeof(x).sharding.mesh.empty]
     if not placed:
         return fn(*args)
     mesh, here = jax.typeof(placed[0]).sharding.mesh, jax.sharding.get_abstract_mesh()
     with mesh_of(placed[0]):
+        # Otherwise every reshape, stack and sum in `fn` would have to state a sharding.
         if AxisType.Explicit in mesh.axis_types:
             return jax.sharding.auto_axes(fn, out_sharding=PartitionSpec())(*args)
         result = fn(*args)
@@ -223,10 +211,7 @@ def replicated(fn: Callable[..., Any], *args: Any) -> Any:
 
 @contextlib.contextmanager
 def kept_casts(is_kept: Callable[[Any, Any], bool]) -> Iterator[None]:
-    """Keeps casts of constants as operations of the programs that the thread traces, if `is_kept(constant, dtype)`.
-
-    JAX computes them while it traces. Casts by NumPy, as in `jnp.asarray(1e-8, jnp.float16)`, are not seen.
-    """
+    """Keeps casts of constants as operations of the programs that the thread traces, if `is_kept(constant, dtype)`."""
     with _ONE_AT_A_TIME, _keeping()(True):
         convert, fold = jax_lax._convert_element_type, const_fold_rules[cast := jax_lax.convert_element_type_p]
 
@@ -254,10 +239,7 @@ def source_line(eqn: Equation) -> str:
 
 
 def source_lines(eqn: Equation) -> list[str]:
-    """Returns 'file:line (function)' of the code outside installed packages that wrote an equation, and of its callers.
-
-    If all is in such packages, frames outside JAX count. In a notebook the file is the cell, such as 'Cell In[3]'.
-    """
+    """Returns 'file:line (function)' of the code, best outside packages, that wrote an equation, and of its callers."""
     return [_place(frame) for *_, frame in authors(eqn.source_info.traceback)]
 
 
@@ -301,10 +283,7 @@ def bodies(eqn: Equation) -> list[Any]:
 
 
 def equations(jaxpr: Any, platform: str | None = None, *, every_platform: bool = False) -> Iterator[Equation]:
-    """Yields all equations of a jaxpr and of the jaxprs in the parameters of its equations.
-
-    Of a `lax.platform_dependent` it enters the `platform_branch` alone, or all with `every_platform`.
-    """
+    """Yields the equations of a jaxpr and of its bodies; a `lax.platform_dependent` has its `platform_branch` alone."""
     for eqn in opened(jaxpr)[0].eqns:
         yield eqn
         branch = None if every_platform else platform_branch(eqn, platform)
@@ -313,10 +292,7 @@ def equations(jaxpr: Any, platform: str | None = None, *, every_platform: bool =
 
 
 def platform_branch(eqn: Equation, platform: str | None) -> Any:
-    """Returns the branch of a `lax.platform_dependent` for a platform; None if there is none, and for other equations.
-
-    The branch takes all operands but the first. `platform`: such as 'cpu'; None: one that the equation does not name.
-    """
+    """Returns the branch of a `lax.platform_dependent` for a platform such as 'cpu'; None for other equations."""
     branches = _platform_branches(eqn)
     return branches.get(platform, branches.get(None))
 
@@ -364,10 +340,7 @@ def vary_alike(*arrays: Array) -> list[Any]:
 
 
 def options_for_one_run(platform: str | None = None) -> dict[str, Any]:
-    """Returns compiler options for a program that runs once; without `platform`, for the default device.
-
-    On a CPU most of the time would be spent on optimizing the code of the program.
-    """
+    """Returns compiler options for a program that runs once: on a CPU its code would take long to optimize."""
     return {"xla_backend_optimization_level": 0} if (platform or jax.default_backend()) == "cpu" else {}
 
 

@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator
 
 
 def importer(package: str) -> Callable[[str], object]:
-    """Returns a module-level `__getattr__` that imports a package's names on demand.
+    """Returns a module-level `__getattr__` that imports a package's names on demand; raises AttributeError for others.
 
     The names and their places are the imports for type checkers, below ``if TYPE_CHECKING`` in the package's
     `__init__`. Reading them takes 0.2 ms, at the first use of a name.
-
-    The returned function raises AttributeError for a name that is not in `__all__`.
     """
 
     def load(name: str) -> object:
@@ -46,11 +44,7 @@ def _places(package: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def hidden(*modules: str) -> Iterator[None]:
-    """Makes imports of these modules fail inside the block, in every thread.
-
-    A library that is imported in the block, and that uses these modules only if they are installed, does without them
-    from then on. Modules that were imported before can still be imported.
-    """
+    """Makes imports of these modules fail inside the block, in every thread, unless they were imported before."""
     absent = [name for name in modules if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None makes an import fail
     try:

@@ -10,20 +10,12 @@ __version__ = "0.3.0"
 
 
 class Preset(NamedTuple):
-    """A named precision.
+    """A named precision."""
 
-    Attributes:
-      compute_dtype: dtype of the products, by name; parameters and logits are float32.
-      loss_scale: 'none', 'dynamic' or a number.
-      implementation: 'casting' (the layers cast) or 'graph_rewrite' (`mixedres.amp.autocast`).
-      matmul_precision: precision of float32 products: 'highest' is float32, 'tensorfloat32' has a 10-bit mantissa,
-        'default' is the platform's choice.
-    """
-
-    compute_dtype: str
-    loss_scale: str | float
-    implementation: str
-    matmul_precision: str
+    compute_dtype: str  # of the products; parameters and logits are float32
+    loss_scale: str | float  # 'none', 'dynamic' or a number
+    implementation: str  # 'casting' (the layers cast) or 'graph_rewrite' (`mixedres.amp.autocast`)
+    matmul_precision: str  # of float32 products: 'highest', 'tensorfloat32' (10-bit mantissa) or 'default'
 
 
 # Presets of precision by name: dtype of the products, loss scale, implementation, precision of float32 products.

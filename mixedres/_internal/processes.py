@@ -23,10 +23,7 @@ class SingleProcess(contextlib.AbstractContextManager["SingleProcess"]):
         return self.index == 0
 
     def gather(self, name: str, value: Json) -> list[Json]:
-        """Waits for all processes, and returns the `value` of each, in their order; `name` says in messages for what.
-
-        Raises LateProcessError if a process does not come in time; RuntimeError, JAX's own, if a process is lost.
-        """
+        """Waits for all processes, and returns the `value` of each, in order; `name` says in messages for what."""
         return [value]
 
     def broadcast(self, name: str, value: Json) -> Json:

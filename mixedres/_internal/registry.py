@@ -5,9 +5,6 @@ Register in the file of a config, or in a file or module that --import names, wh
     from mixedres import registry
 
     registry.SCHEDULES["sqrt"] = lambda progress: (1 - progress) ** 0.5
-
-The rooms around the core, such as `mixedres.original`, register here what they add. Importing this module imports
-neither JAX nor NumPy.
 """
 
 import contextlib
@@ -30,12 +27,7 @@ _given: list[str] = []
 
 
 class Registry(dict[str, Callable[..., Any]]):
-    """Functions by the names that a config gives them.
-
-    Attributes:
-      key: the key of the config that takes the names; '' if no key does.
-      files: {name: file or module that registered it, '' if unknown}; what mixedres has is not here.
-    """
+    """Functions by the names that a config gives them; `files` has the files that registered them here."""
 
     def __init__(self, key: str, built_in: str) -> None:
         """Takes the key, and a regular expression of the names that mixedres has itself."""
@@ -61,11 +53,7 @@ class Registry(dict[str, Callable[..., Any]]):
             self[name] = function
 
     def found(self, name: str, file: str) -> Callable[..., Any]:
-        """Returns a function in a process that another one started, after running the file that registered it there.
-
-        Raises:
-          DataError: if the file does not register it.
-        """
+        """Returns a function in a process that another one started, after running the file that registered it there."""
         if name not in self and file:
             load(file)
         if name not in self:
@@ -181,10 +169,7 @@ def needed(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def check_needed(config: Mapping[str, Any], where: object) -> None:
-    """Raises ConfigError if the flat config that a run recorded names what nobody has registered here.
-
-    Nothing is imported because a run names it: the run may be a stranger's.
-    """
+    """Raises ConfigError if the flat config that a run recorded names what nobody has registered here."""
     entries = config.get("imports")
     if not isinstance(entries, list | tuple):
         return

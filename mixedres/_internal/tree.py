@@ -21,10 +21,7 @@ def leaf_path(path: Any) -> str:
 
 
 def leaves_by_path(tree: Any) -> list[tuple[str, Any]]:
-    """Returns [(path, leaf), ...] in the order of `jax.tree.leaves`; paths may repeat ('1' and 1 as keys).
-
-    The array of a variable of flax.nnx has the path of the variable.
-    """
+    """Returns [(path, leaf), ...] in the order of `jax.tree.leaves`; paths may repeat ('1' and 1 as keys)."""
     variable = getattr(sys.modules.get("flax.nnx"), "Variable", ())
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: isinstance(x, variable))
     return [(leaf_path(path), array) for path, leaf in leaves for array in jax.tree.leaves(leaf)]
@@ -61,10 +58,7 @@ def is_inexact(x: Any) -> bool:
 
 
 def at_least_float32(dtype: DType) -> np.dtype[Any]:
-    """Returns float32, or the given dtype of real numbers if it is wider.
-
-    `jnp.promote_types` would raise an error where JAX is set to strict promotion.
-    """
+    """Returns float32, or the given dtype of real numbers if it is wider; for strict promotion too."""
     given = np.dtype(jnp.dtype(dtype))
     return given if given.itemsize > 4 else np.dtype(np.float32)
 

@@ -132,6 +132,7 @@ class _Builder:
             @functools.cache  # which traces the rule: only where its products decide, or for a report
             def backward() -> Graph | None:
                 with jax_compat.as_written(eqn):
+                    # A backward rule may call its own function, so backward rules inside it have no graph.
                     rule = _backward(eqn, self.lists) if is_vjp and self.backward_rules else None
                 return None if rule is None else graph(rule, " backward", False)
 
@@ -157,12 +158,7 @@ def build(
     whole: bool = False,
     backward_rules: bool = True,
 ) -> Graph:
-    """Builds and colors the graph of a closed jaxpr.
-
-    `whole`: whether the program is no part of another, such as a custom derivative. `backward_rules`: whether graphs of
-    backward rules of custom_vjp are built. In a backward rule they are not: a rule may call its own function, and
-    autocast looks at the derivative of a rule when it is taken.
-    """
+    """Builds and colors the graph of a closed jaxpr; `whole` if the program is no part of another."""
     builder = _Builder(settings, platform, backward_rules)
     args = [Value(var.aval) for var in jax_compat.opened(jaxpr)[0].invars]
     for value in builder.jaxpr(jaxpr, (), scope, args):
@@ -181,11 +177,8 @@ def build(
 
 
 def _backward(eqn: Equation, lists: Lists) -> Any:
-    """Returns the backward rule of a custom_vjp_call as a jaxpr; None without products, or if it is not traceable.
-
-    A rule that asks which operands have a gradient is not traced, because nobody knows yet which have. It may refuse
-    some, and JAX, which then keeps nothing for the backward rule, would fail where the rule is really differentiated.
-    """
+    """Returns the backward rule of a custom_vjp_call as a jaxpr; None without products, or if it is not traceable."""
+    # A rule that asks which operands have a gradient is not traced: it may refuse some.
     if eqn.params["symbolic_zeros"]:
         return None
     forward, backward = differentiated(eqn, variable(eqn))

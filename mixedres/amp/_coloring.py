@@ -1,10 +1,8 @@
 """Coloring of the graph: which nodes compute in half, decided before any node is rewritten.
 
 The passes are those of TensorFlow's auto_mixed_precision.cc (allow; deny forward; infer between allow ops; clear
-spreads), with two changes. JAX decomposes normalization into sums and products, so there is a second, weaker taint: the
-operations after a sum are computed in float32, but their results may be stored in half. And clear ops become half only
-where this rounds no value that was not rounded before; TensorFlow's last pass may round a value that also feeds a
-float32 op.
+spreads), with two changes. JAX decomposes normalization into sums and products, so the operations after a sum are
+computed in float32, but their results may be half. And clear ops become half only where this rounds nothing anew.
 """
 
 import math
@@ -115,9 +113,8 @@ def _all_consumers_half(node: Node, dtype: np.dtype) -> bool:
 def _only_safe_readers(node: Node) -> bool:
     """Returns whether every reader of a node, also behind clear ops, tolerates that the result is rounded once more.
 
-    Half ops tolerate it, and so does arithmetic without cancellation. Comparisons and steps do not, because a rounded
-    value may fall on the other side, and neither do differences, which may be of two copies of one value. The exception
-    is an infer op (a trunk): differences subtract the mean of the trunk, which is computed in float32.
+    Half ops and arithmetic without cancellation tolerate it. Comparisons, steps and differences do not, except of an
+    infer op (a trunk), from which differences subtract the mean, computed in float32.
     """
     trunk = node.category == "infer"
     for reached in (node, *reach([node], Node.consumers, lambda n: n.category == "clear" and not n.half)):

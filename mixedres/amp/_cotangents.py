@@ -1,9 +1,7 @@
 """Choice of the operations that are float32 so that cotangents are added in float32.
 
-JAX adds the cotangents of a value in the dtype of the value, one for each reader. If a reader is half, its cotangent is
-rounded before the sum, and what cancels in the sum is lost: the gradient of cross entropy is p - 1 for the label, where
-logsumexp gives p and a gather of the label gives -1. So float32 operations and the clear operations that lead to them
-read one float32 copy of the value.
+JAX adds the cotangents of a value in the dtype of the value. A half reader rounds its cotangent before the sum, which
+loses what cancels: the gradient of cross entropy is p - 1, where logsumexp gives p and a gather of the label gives -1.
 """
 
 import jax.numpy as jnp
@@ -19,9 +17,8 @@ MOST_IN_HALF = 8
 def sum_in_float32(graph: Graph) -> None:
     """Makes half clear operations float32 that would round a cotangent before the cotangent is added to others.
 
-    These operations lead to float32 readers, and either read a value that others read too, or read elements of a value
-    more than once. They round nothing in the forward pass, so their result is the same in float32. Among them are
-    operations on half values of the original program.
+    These operations lead to float32 readers, and read a value that others read too, or elements more than once. They
+    round nothing in the forward pass, so their result is the same in float32.
     """
     leads = _leading_to_float32(graph.nodes)
     if not leads:
@@ -85,10 +82,7 @@ def meets_float32(value: Value) -> bool:
 
 
 def rounds_cotangents(value: Value, path: Path, *, inside: bool) -> bool:
-    """Returns whether a half value that enters or leaves a call would round a cotangent before it is added to others.
-
-    `inside`: the value is an operand of the call, and the cotangent comes from the nodes inside; else it is a result.
-    """
+    """Returns whether a half operand (`inside`) or result of a call would round a cotangent that is added to others."""
     readers = cotangent_readers(value)
     beyond = [reader for reader in readers if (reader.path[: len(path)] == path) == inside]
     if any(reader.primitive == "add_any" and reader.widened for reader in beyond):

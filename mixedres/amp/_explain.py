@@ -34,8 +34,7 @@ class Decision:
       source: 'file:line (function)' of the code of the operation; '' if unknown to JAX.
       in_dtypes: dtypes of the operands after the rewrite.
       out_dtypes: dtypes of the results after the rewrite.
-      platform: platform, such as 'cpu', of the `lax.platform_dependent` branch that contains the operation; '' for a
-        default branch and outside of branches.
+      platform: platform of the `lax.platform_dependent` branch with the operation; '' for default branches and outside.
     """
 
     primitive: str
@@ -58,8 +57,7 @@ class Report:
     Attributes:
       function: name of the function.
       dtype: the half dtype.
-      decisions: one per operation, in order. An operation in the body of a scan counts once, and one in a function once
-        for each call of the function.
+      decisions: one per operation, in order; one for the body of a scan, and one for each call of a function.
       casts_down: conversions from float32 to the half dtype in the rewritten program, also those of the function.
       casts_up: conversions from the half dtype to float32, counted in the same way.
       notes: warnings, such as products that stay in float32.
@@ -75,19 +73,15 @@ class Report:
     jaxpr: Any = dataclasses.field(repr=False)
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Returns the number of operations in each (category, dtype); the dtype is 'none' without floating point.
+        """Returns the number of operations in each (category, dtype), without branches for single platforms.
 
-        Branches for single platforms, whose decisions have a `platform`, are left out.
+        The dtype is 'none' for operations without floating point.
         """
         pairs = ((d.category, d.dtype.name if d.dtype else "none") for d in self.decisions if not d.platform)
         return dict(sorted(collections.Counter(pairs).items()))
 
     def summary(self) -> str:
-        """Returns the numbers of half operations and of casts, in one line.
-
-        Products that `keep_float32` names are not counted as operations of the allow list. Branches for single
-        platforms are left out.
-        """
+        """Returns the numbers of half operations and of casts, in one line, without branches for single platforms."""
         floats = [d for d in self.decisions if d.dtype is not None and not d.platform]
         products = [d for d in floats if d.category == "allow"]
         half, half_products = (sum(d.dtype == self.dtype for d in group) for group in (floats, products))

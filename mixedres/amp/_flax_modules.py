@@ -1,9 +1,4 @@
-"""Changes of Flax modules during tracing: a change reaches the caller's module, or the function is refused.
-
-nnx modules are mutable objects: running statistics and random streams change when the modules are called. Modules of
-flax.linen write variables into the module around them. This file does not import flax: a program that has not imported
-flax has no modules.
-"""
+"""Changes of Flax modules during tracing: they reach the caller, or the function is refused. Imports no flax."""
 
 import contextlib
 import itertools

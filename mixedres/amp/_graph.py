@@ -1,9 +1,4 @@
-"""Graph of a traced program, flat, so that colors cross jit, scan, while, cond, remat and shard_map.
-
-The equations of a call are nodes of the same graph as the equations outside. An operand of a call and the argument of
-its body are one value. A path identifies a node: the indices of the equations that lead to it. So a body that is called
-twice is colored twice.
-"""
+"""Graph of a traced program, flat, so that colors cross jit, scan, while, cond, remat and shard_map."""
 
 from __future__ import annotations
 
@@ -80,13 +75,11 @@ def folded(eqn: Equation, operands: list[np.ndarray | None]) -> np.ndarray | Non
 
 
 def exceeds(shape: Sequence[Any], other: Sequence[Any], times: int = 1) -> bool:
-    """Returns whether an array of `shape` has more elements than `times` arrays of the shape `other`.
-
-    Of symbolic sizes of `jax.export` whose comparison depends on their values, it returns whether they differ.
-    """
+    """Returns whether an array of `shape` has more elements than `times` arrays of the shape `other`."""
     size, limit = math.prod(shape), times * math.prod(other)
     try:
         return bool(size > limit)
+    # symbolic sizes of `jax.export`, whose comparison depends on their values
     except jax.errors.InconclusiveDimensionOperation:
         return bool(size != limit)
 
@@ -123,22 +116,14 @@ RANGE, SUM = "range", "sum"
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Value:
-    """An array of the program, shared by all variables that stand for it inside calls.
+    """An array of the program, shared by all variables that stand for it inside calls."""
 
-    Attributes:
-      aval: shape and dtype (of the slice, for an operand that a scan slices).
-      producer: node that computes the array; None for arguments and constants.
-      constant: the array itself, if known and small.
-      returned: whether the array is a result of the program.
-      is_f32: whether the value is float32, so that the rewrite may change its dtype.
-    """
-
-    aval: Any
-    producer: Node | None = None
+    aval: Any  # of the slice, for an operand that a scan slices
+    producer: Node | None = None  # None for arguments and constants
     consumers: list[Node] = dataclasses.field(default_factory=list)
-    constant: np.ndarray | None = None
-    returned: bool = False
-    is_f32: bool = dataclasses.field(init=False)
+    constant: np.ndarray | None = None  # if known and small
+    returned: bool = False  # whether the array is a result of the program
+    is_f32: bool = dataclasses.field(init=False)  # whether the rewrite may change the dtype
     _unfit: bool | None = None
 
     def __post_init__(self) -> None:
@@ -158,39 +143,23 @@ class Value:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Node:
-    """An equation at a path, or a merge (a loop carry or a result of cond), which has no equation.
-
-    Attributes:
-      path: equation indices that lead to the node.
-      category: 'allow', 'infer', 'deny', 'clear', 'unlisted' or 'merge'.
-      sums: whether the primitive is on the deny list as a sum or a square, not for its range.
-      program: graph of the body of a custom derivative rule that contains allow ops; else None.
-      backward: function that returns the graph of the backward rule of a custom_vjp; None if the rule has no allow ops.
-      keep_float32: whether `keep_float32` matches the path, so that the lists do not apply.
-      half: whether the node computes in half. The coloring sets this and the following attributes.
-      saves_half: whether the node computes in float32 and saves half residuals for its gradient.
-      widened: whether the node computes in float32 although its values are half in the original program.
-      wide: pattern by which the float32 result of a product of half operands is not rounded: 'solver' or 'divisor' (the
-        derivatives are float32 too), 'result', or ''.
-      taint: RANGE or SUM if the node must be float32, else ''.
-      touches_f32: whether any operand or result is float32.
-    """
+    """An equation at a path, or a merge (a loop carry or a result of cond), which has no equation."""
 
     path: Path
     eqn: Equation
-    category: str
+    category: str  # 'allow', 'infer', 'deny', 'clear', 'unlisted' or 'merge'
     scope: Scope
     ins: list[Value]
     outs: list[Value]
-    sums: bool = False
-    program: Graph | None = None
-    backward: Callable[[], Graph | None] = lambda: None
-    keep_float32: bool = False
-    half: bool = False
-    saves_half: bool = False
-    widened: bool = False
-    wide: str = ""
-    taint: str = ""
+    sums: bool = False  # whether the primitive is on the deny list as a sum or a square, not for its range
+    program: Graph | None = None  # the body of a custom derivative rule that contains allow ops
+    backward: Callable[[], Graph | None] = lambda: None  # None: a rule without allow ops
+    keep_float32: bool = False  # whether `keep_float32` matches the path, so that the lists do not apply
+    half: bool = False  # whether the node computes in half; set by the coloring, as are the fields below
+    saves_half: bool = False  # float32, with half residuals
+    widened: bool = False  # float32, although the values are half in the original program
+    wide: str = ""  # why a half product keeps its float32 result: 'solver', 'divisor' (so do derivatives), 'result'
+    taint: str = ""  # RANGE or SUM if the node must be float32
     reason: str = ""
     primitive: str = dataclasses.field(init=False)
     touches_f32: bool = dataclasses.field(init=False)
@@ -245,28 +214,19 @@ class Node:
 
 @dataclasses.dataclass(eq=False)
 class Graph:
-    """A traced program. The parts of its calls are found by path.
-
-    Attributes:
-      nodes: the nodes in order of evaluation.
-      platform: platform whose branches of `lax.platform_dependent` are nodes; None: the default branches.
-      calls: equations with bodies.
-      arguments: operands of the equations with bodies and arguments of the bodies.
-      results: results of the equations with bodies.
-      controls: results of the tests of `while` loops and the indices of the branches of cond.
-    """
+    """A traced program. The parts of its calls are found by path."""
 
     jaxpr: Any
     nodes: list[Node]
     dtype: np.dtype
     lists: Lists
     allreduce_dtype: str
-    platform: str | None
+    platform: str | None  # whose branches of `lax.platform_dependent` are nodes; None: the default branches
     by_path: dict[Path, Node]
     calls: dict[Path, Equation]
     arguments: dict[Path, list[Value]]
     results: dict[Path, list[Value]]
-    controls: dict[Path, Value]
+    controls: dict[Path, Value]  # results of the tests of `while` loops, and the indices of the branches of cond
 
     def all_nodes(self) -> Iterator[Node]:
         """Yields the nodes, including the nodes in programs and backward rules of custom rules."""

@@ -15,8 +15,6 @@ from mixedres.amp._graph import Graph, Scope
 class Keep:
     """Operations whose path matches a regular expression (`re.search`); an empty expression matches none.
 
-    Arguments called `keep_float32` take the expression itself; this class checks it.
-
     An expression that names a module, such as '^/head$', matches every operation in the module, whatever scopes and
     calls are around the operation inside the module. The expression is searched in three spellings of the path. One has
     the named scopes: '/ResNet/block_layer1_1'. One lacks the first scope, which is the class of the root module in

@@ -18,10 +18,9 @@ _OF_TOLERANCES = ("mul", "add", "max", "min", "broadcast_in_dim", "convert_eleme
 def without_deciding(graph: Graph, products: list[Node]) -> list[Node]:
     """Returns the products that may be half without the danger that a loop never meets its tolerance.
 
-    A `while` loop that waits until two iterates differ by less than 1e-5, for example, may never end if products round
-    the iterates to more than that. So the products in such a loop that lead to its test stay float32, as its state
-    does. They stay half where no constant tolerance is known to be below the rounding of half: adaptive solvers, which
-    compare times, deep equilibria with a tolerance of 1e-2, and the decoding of text. There float32 would take all half
+    A `while` loop that waits until two iterates differ by less than 1e-5 may never end if products round the iterates
+    to more than that. So the products that lead to its test stay float32, unless no constant tolerance is known to be
+    below the rounding of half (adaptive solvers, deep equilibria, decoding of text). Float32 there would take all half
     products of 3 of the 64 programs in tests/strangers and 4 of 14 of another, whose loops all end as in float32.
     """
     held: set[Node] = set()
@@ -40,10 +39,9 @@ def without_deciding(graph: Graph, products: list[Node]) -> list[Node]:
 def without_solved(graph: Graph, products: list[Node]) -> list[Node]:
     """Returns the products that do not lead to themselves through a solver and the state of a scan.
 
-    Such products make the covariances of a Kalman filter or of recursive least squares, whose roundings the solver
-    enlarges in every step: with 4 by 4 matrices and 200 steps, a gradient in bfloat16 is 4.8 times its size off with
-    half products, by hand too, and 0.03 with these products in float32. Loops that stop at a tolerance correct
-    themselves.
+    Such products make the covariances of a Kalman filter, whose roundings the solver enlarges in every step: with 4 by
+    4 matrices and 200 steps, a gradient in bfloat16 is 4.8 times its size off, and 0.03 with these products in float32.
+    Loops that stop at a tolerance correct themselves.
     """
     held: set[Node] = set()
     for solver in (node for node in graph.nodes if node.primitive in SOLVERS):
@@ -94,12 +92,9 @@ def _leading_to(graph: Graph, value: Value, through: Callable[[Node], bool] = la
 
 
 def _tolerance(graph: Graph, test: Value) -> float:
-    """Returns the smallest constant with which the test of a loop compares floating-point numbers; inf without one.
+    """Returns the smallest constant with which the test of a loop compares floating-point numbers; inf without one."""
 
-    The comparison may be in the body. A comparison with 0 by order asks for a sign, so that 0 is no tolerance; for
-    equality it is.
-    """
-
+    # A comparison with 0 by order asks for a sign, so that 0 is no tolerance; for equality it is.
     def is_exact(node: Node) -> bool:
         return not any(is_inexact(value.aval) for value in node.outs)
 

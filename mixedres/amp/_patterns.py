@@ -1,9 +1,4 @@
-"""Patterns of operations that deviate from the lists: each has a name, an example and one function that finds it.
-
-The lists decide by primitive. Some operations are better off otherwise when their neighbors are known: an activation
-can run in half, a softmax can save half for its gradient, a product can keep its float32 sum. `PATTERNS` is the table
-of all of them. To add one, add a row and a finder here; `tests/amp/test_rules.py` runs every example.
-"""
+"""Patterns of operations that deviate from the lists: `PATTERNS` has a name, an example and a finder of each."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,11 +47,7 @@ DIVISORS = {"div": 1, "rem": 1, "atan2": 1, "reciprocal": 0, "rsqrt": 0, "intege
 
 
 def activations(nodes: list[Node], dtype: np.dtype, storable: set[Node]) -> list[Node]:
-    """Returns the operations of the pattern 'activation', of nodes with the colors of the other passes.
-
-    The operations compute a bounded activation (silu, gelu, tanh) of a normalized value, and only half operations read
-    the result. A hand-placed cast of the normalized value would put them in half too.
-    """
+    """Returns the bounded activations of normalized values whose results only half operations read."""
     inside: set[Node] = set()
     after_kept = reach([node for node in nodes if node.keep_float32], Node.consumers, lambda node: bool(node.taint))
 
@@ -105,8 +96,8 @@ def saved_in_half(graph: Graph, products: list[Node]) -> dict[Node, str]:
 def _gates(graph: Graph, products: list[Node]) -> list[Node]:
     """Returns the gates of recurrent cells, and the products of gates with each other and with the state.
 
-    The gates stay float32, because half would lose the digits of a forget gate near 1 and of a small update. A scan
-    saves every gate for each step of the sequence. The saved gates only multiply gradients: half is enough for that.
+    Half would lose the digits of a forget gate near 1. A scan saves every gate for each step of the sequence; the saved
+    gates only multiply gradients, for which half is enough.
     """
     scans = {path for path, eqn in graph.calls.items() if eqn.primitive.name == "scan"}
     states = {node for node in graph.nodes if node.category == "merge" and node.path[:-2] in scans}
@@ -212,8 +203,7 @@ def is_safe_divisor(node: Node, dtype: np.dtype) -> bool:
     """Returns whether half may hold the divisor of an infer node, so that an overflow of the divisor shows.
 
     A divisor is safe if it is a constant in the range of `dtype`, or a function of bounded activations and of half
-    products that lead to the numerator too: inf / inf is NaN. The size of other divisors, such as counts, is unknown,
-    and the result of other products can overflow without a trace.
+    products that lead to the numerator too: inf / inf is NaN.
     """
     below = divisor(node)
     if below is None:
@@ -266,11 +256,10 @@ def only_divisors(product: Node) -> set[Node] | None:
 def keep_float32_results(graph: Graph) -> None:
     """Keeps the float32 results of half products by the patterns 'solver' and 'result'; sets `wide` and `reason`.
 
-    A product sums in float32 anyway. If only float32 operations read the sum, a float32 result is as exact as the
-    operands and needs no conversion, but takes twice the memory. So the pattern 'result' holds only for results of the
-    function, and for a product that is no larger than an operand and leads to half operations by a softmax at most. It
-    does not hold for the logits of a vocabulary or of a long attention, for a value that a norm prepares for the next
-    product, or inside a checkpoint whose policy chooses products.
+    A float32 result is as exact as the operands and needs no conversion, but takes twice the memory. So the pattern
+    'result' holds only for results of the function, and for a product that is no larger than an operand and leads to
+    half operations by a softmax at most. It does not hold for the logits of a vocabulary or of a long attention, for a
+    value that a norm prepares for the next product, or inside a checkpoint whose policy chooses products.
     """
 
     def copies_half(node: Node) -> bool:

@@ -118,12 +118,10 @@ class Lists:
 
         autocast(fn, lists=Lists().replace({"deny": {"tanh"}}))
 
-    The defaults are the lists of float16. `Lists.default("bfloat16")` has those of bfloat16, in which squares and
-    integer powers may be half. An argument such as `lists={"deny": {"tanh"}}` changes the lists of the dtype in use.
+    The defaults are the lists of float16; `Lists.default("bfloat16")` has those of bfloat16.
 
     Attributes:
-      allow: primitives that always run in half, by their names in a jaxpr ('dot_general'): a name or a collection of
-        names. A `jax.extend.core.Primitive` is accepted for its name.
+      allow: primitives that always run in half: names as in a jaxpr ('dot_general') or `jax.extend.core.Primitive`.
       infer: primitives that run in half between allow operations, if nothing denied comes before.
       deny: primitives that run in float32, such as 'reduce_sum'.
       clear: primitives that follow their neighbors.
@@ -147,20 +145,16 @@ class Lists:
         return {name: category for category in CATEGORIES for name in getattr(self, category)}
 
     def category(self, name: str | Primitive) -> str:
-        """Returns the list of a primitive: 'allow', 'infer', 'deny', 'clear' or 'unlisted'.
-
-        Unknown names are 'unlisted', and so are calls such as 'jit', whose bodies have categories of their own.
-        """
+        """Returns the list of a primitive: 'allow', 'infer', 'deny', 'clear' or 'unlisted'."""
         return self._by_name.get(name.name if isinstance(name, Primitive) else name, "unlisted")
 
     def replace(self, changes: Mapping[str, Iterable[Any]]) -> Lists:
         """Returns lists in which names are moved to the lists in `changes`, such as {'deny': {'tanh'}}.
 
-        A value is a name, a `Primitive`, or a collection of them. The key 'unlisted' removes names from every list.
+        The key 'unlisted' removes names from every list.
 
         Raises:
-          ValueError: for a key that is not a list, a name with two keys, and a name that JAX does not know or that is a
-            call such as 'jit' or 'scan'.
+          ValueError: for an unknown list, a name with two keys, unknown to JAX, or of a call such as 'jit' or 'scan'.
           TypeError: for values that are not names.
         """
         if unknown := [key for key in changes if key not in (*CATEGORIES, "unlisted")]:
@@ -191,18 +185,13 @@ class Lists:
     def default(cls, dtype: DType) -> Lists:
         """Returns the default lists of float16, or for any other dtype those of bfloat16.
 
-        bfloat16 has the range of float32, so squares and integer powers may be half. `dtype` is what `jnp.dtype` takes;
-        names of presets such as 'fp16' raise TypeError.
+        bfloat16 has the range of float32, so squares and integer powers may be half.
         """
         return cls() if jnp.dtype(dtype) == jnp.float16 else cls().replace({"infer": BFLOAT16_INFER})
 
     @classmethod
     def parse(cls, lists: Lists | Mapping[str, Iterable[Any]] | None, dtype: DType) -> Lists:
-        """Returns `lists` itself if it is a `Lists`; else the default lists, changed by the mapping as `replace` does.
-
-        Args:
-          lists: a `Lists`, a mapping such as {'deny': {'tanh'}}, or None for the default lists.
-          dtype: float16, for whose default lists; for any other dtype those of bfloat16. As `jnp.dtype` takes it.
+        """Returns `lists` itself if it is a `Lists`; else the default lists of `dtype`, changed by the mapping.
 
         Raises:
           TypeError: for other `lists`, and see `replace`.

@@ -33,8 +33,7 @@ class PrecisionWarning(UserWarning):
     """Warning that autocast casts no product, or that rounding may delay the end of a while loop.
 
     Autocast casts no product if all products ask for float32, for example by jax_default_matmul_precision, or are of
-    sparse matrices. A while loop whose condition depends on products in half may meet its tolerance late or never.
-    The warning comes when the rewritten function is called or traced, for a loop once in a process.
+    sparse matrices. The warning comes when the rewritten function is called or traced, for a loop once in a process.
     `Report.notes` of `explain` name the same products and loops.
     """
 
@@ -52,31 +51,27 @@ def autocast(
 
     The graph of `fn` is traced, colored as a whole by `lists`, and evaluated with casts where two dtypes meet. The
     dtypes of arguments, results and gradients do not change: parameters stay float32. A float32 program without
-    products is unchanged bit for bit. Composes with jax.jit, grad, vmap, checkpoint and shard_map in either order. A
-    function that calls `jax.lax.platform_dependent` is colored once for each platform. Every call traces `fn` anew, so
-    use it inside a `jax.jit`:
+    products is unchanged bit for bit. Composes with jax.jit, grad, vmap, checkpoint and shard_map in either order.
+    Every call traces `fn` anew, so use it inside a `jax.jit`:
 
         step = jax.jit(autocast(lambda x, w: jnp.tanh(x @ w)))
         y = step(x, w)  # float32, from a float16 product
 
     Args:
-      fn: a function of pytrees of arrays that returns pytrees of arrays. Other arguments (strings, None, functions,
-        Python numbers) are passed unchanged.
+      fn: a function of pytrees of arrays. Other arguments (strings, functions, Python numbers) are passed unchanged.
       dtype: float16 or bfloat16, also by name or by the name of a preset: "fp16", "bf16". float16 gradients need a loss
         scale, see `mixedres.precision`.
       lists: which primitives may be half: `Lists`, or changes of the default lists such as {'deny': {'tanh'}}.
       level: 'default', 'allow_only' (only products are half) or 'infer_as_deny', see `Lists.at_level`.
       keep_float32: regular expression of paths whose operations stay in float32, such as '^/head$'; see `Keep`.
       allreduce_dtype: dtype in which the gradient of a float32 array that `fn` copies to the devices of a `shard_map`
-        (by `pvary`, `pcast` or `all_gather`) is summed over the devices. 'param': float32; 'compute': the half dtype,
-        which halves the bytes that the devices exchange.
+        (by `pvary`, `pcast` or `all_gather`) is summed over the devices. 'param': float32; 'compute': the half dtype.
 
     Returns:
       A function with the signature of `fn` whose results have the same structure and dtypes; numbers become arrays.
 
     Raises:
-      TypeError: for a `fn` that is not callable, for other `lists`, and (when called) for results that are neither
-        arrays nor numbers nor None.
+      TypeError: for a `fn` that is not callable, for other `lists`, and (when called) for results that are not arrays.
       ValueError: for an invalid option, and (when called) for an expression that matches no path.
 
     Warns:
@@ -116,15 +111,12 @@ def half_dtype(dtype: DType) -> np.dtype:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A function traced on its arguments and colored, for each platform that a `lax.platform_dependent` in it names.
-
-    `structure` is the tree of the results, after which the graphs return the changes in nnx modules.
-    """
+    """A function traced on its arguments and colored, for each platform that a `lax.platform_dependent` in it names."""
 
     graph: Graph
     others: Mapping[str, Graph]
     arrays: Sequence[Any]
-    structure: Any
+    structure: Any  # of the results, after which the graphs return the changes in nnx modules
 
     def run(self, settings: Settings, arrays: Sequence[Array]) -> list[Any]:
         """Evaluates the graph of the platform for which the call is compiled."""

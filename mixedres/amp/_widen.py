@@ -7,9 +7,8 @@ from mixedres.amp._rules import COLLECTIVE_SUMS
 def widen(graph: Graph) -> None:
     """Sets `widened` of the operations on half values of the original program that need float32.
 
-    These are the operations of the deny list except sums over devices, conversions to half of sums, of means, and of
-    cotangents that are added to others, the infer and clear operations that follow, and the operations that only such
-    operations read. Other operations read the results in half, as the original program does.
+    They are operations of the deny list except sums over devices, conversions to half of sums, means and added
+    cotangents, the infer and clear operations that follow, and operations that only such operations read.
     """
 
     def needs_float32(node: Node) -> bool:

@@ -1,7 +1,4 @@
-"""Weights on disk: the checkpoints of a run, and the files of torchvision, timm and transformers.
-
-What a run recorded is read without JAX; the modules that need JAX or Flax are imported when they are first used.
-"""
+"""Weights on disk: the checkpoints of a run, and the files of torchvision, timm and transformers."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,4 @@
-"""Schemas of the documents of a run and of a weights file, and the check of a document before its use.
-
-`mixedres.config` checks the config of a run, and `mixedres.data.InputSpec` the input of a network.
-"""
+"""Schemas of the documents of a run and of a weights file, and the check of a document before its use."""
 
 import dataclasses
 import json
@@ -131,9 +128,7 @@ class Facts:
 
 
 def check(value: Json, kind: Any, where: object) -> Record:
-    """Returns `value`, read at `where`, if it is a document of this kind.
-
-    `value`: any value of JSON; keys that the kind does not have are ignored.
+    """Returns `value`, read at `where`, if it is a document of this kind; keys that the kind does not have are ignored.
 
     Raises ConfigError for a document of a newer format, and for missing parts and parts of other types.
     """
@@ -147,10 +142,7 @@ def check(value: Json, kind: Any, where: object) -> Record:
 
 
 def check_identity(identity: Record) -> None:
-    """Raises ValueError if the identity of a data set, as `mixedres.data.identity` returns it, could not be read again.
-
-    Another start of the run and predictions read it.
-    """
+    """Raises ValueError if the identity of a data set, see `mixedres.data.identity`, could not be read again."""
     try:
         msgspec.convert(identity, DataIdentity)
         json.dumps(identity)
@@ -160,10 +152,7 @@ def check_identity(identity: Record) -> None:
 
 
 def read_record(value: Json, where: object) -> Record:
-    """Returns the record of a checkpoint, read at `where`, with a config that has all of today's keys.
-
-    Raises ConfigError as for `check`, and if the config is invalid.
-    """
+    """Returns the record of a checkpoint, read at `where`, with a config of today's keys; raises ConfigError."""
     record = check(value, CheckpointRecord, where)
     return record | {"config": read_flat(record["config"], where, made=record)}
 
@@ -185,12 +174,9 @@ def with_host_state(record: Record, host: HostState) -> Record:
 
 
 def read_flat(recorded: Mapping[str, Json], where: object, made: Record | None = None) -> Record:
-    """Returns a flat config, read at `where`, with all of today's keys.
+    """Returns a flat config, read at `where`, with all of today's keys; `made`: the document around it, with the stamp.
 
-    `made`: the document around the config, which has the stamp; None: the config has the stamp itself.
-
-    Raises ConfigError for a config of a newer format, an unknown key, an invalid value, and names that nobody has
-    registered here. If a newer version of mixedres wrote the config, the message says so.
+    Raises ConfigError for a newer format, an unknown key, an invalid value, and names that nobody registered here.
     """
     check_format(recorded, where)
     registry.check_needed(recorded, where)

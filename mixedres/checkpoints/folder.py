@@ -1,10 +1,7 @@
-"""A checkpoint as a folder of three files: the arrays, the record, and the SHA-256 of both.
+"""A checkpoint as a folder of three files: the arrays (.safetensors), the record, and the SHA-256 of both.
 
 A checkpoint is written to ``STEP.tmp``, and is renamed to the number of its step once all of it is on the disk. An old
-checkpoint is renamed to ``STEP.tmp`` before it is removed. So a folder whose name is a number is whole, whenever the
-process is killed or the machine loses power. Any program that opens .safetensors files opens the arrays.
-
-A run may be a stranger's. So no file is opened before a look at all of them: regular files, as large as the network's.
+checkpoint is renamed to ``STEP.tmp`` before it is removed. So a folder whose name is a number is whole.
 """
 
 from __future__ import annotations
@@ -92,10 +89,7 @@ def write(directory: pathlib.Path, step: int, arrays: Mapping[str, np.ndarray], 
 
 
 def remove_old(directory: pathlib.Path, newest: int, keep: int, best: int | None) -> None:
-    """Removes old checkpoints: of those up to the step `newest` the last `keep` stay, and that of the step `best`.
-
-    Tries to remove each, then raises the first error.
-    """
+    """Removes checkpoints up to step `newest`, except the last `keep` and step `best`; raises the first error."""
     errors = []
     for step in [step for step in steps_in(directory) if step <= newest][:-keep]:
         if step != best:
@@ -154,10 +148,7 @@ class Opened(contextlib.AbstractContextManager["Opened"]):
         return parse_json(parse_json(self._read(_METADATA))["custom_metadata"]["record"])
 
     def arrays(self, check: Check) -> dict[str, np.ndarray]:
-        """Returns the arrays by their paths, after `check` has seen their shapes; raises many types of errors.
-
-        `check`: function of {path: `Shape`}, which raises an error, or returns the paths of the arrays to read.
-        """
+        """Returns the arrays by path that `check` chooses by shape; raises many types of errors."""
         if self._item is not None:
             return _read_orbax(self._item, parse_json(self._read(_METADATA))["tree_metadata"], check)
         path: str | pathlib.Path = f"/dev/fd/{self._opened[STATE].fileno()}"

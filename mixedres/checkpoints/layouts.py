@@ -1,9 +1,7 @@
-"""Names and axes of a ResNet's tensors in other libraries.
+"""Names and axes of a ResNet's tensors in other libraries: torchvision 0.20, timm 1.0 and transformers 5.23.
 
-'torchvision' is the layout of torchvision and timm. 'transformers' is the layout of Hugging Face's
-ResNetForImageClassification. Both store convolutions as (out, in, height, width) and dense kernels as (out, in); flax
-stores (height, width, in, out) and (in, out). In 'mixedres', the path of a leaf in flax is the name. The names are from
-torchvision 0.20, timm 1.0 and transformers 5.23. Only 'mixedres' has ResNets of version 2.
+'torchvision' and 'transformers' store convolutions as (out, in, height, width) and dense kernels as (out, in), flax as
+(height, width, in, out) and (in, out). In 'mixedres', the path of a leaf in flax is the name.
 """
 
 import dataclasses
@@ -112,11 +110,7 @@ def with_head(tensors: Mapping[str, np.ndarray], layout: str) -> tuple[dict[str,
 def to_tensors(variables: Variables, layout: str, batches: int | None = None) -> dict[str, np.ndarray]:
     """Returns the variables of a network under the names of a layout and, but for 'mixedres', with PyTorch's axes.
 
-    PyTorch's kernels are (out, in, height, width) and (out, in), ours (height, width, in, out) and (in, out).
-
-    `batches`: value of PyTorch's counter of batches in every batch norm; None: no counters. The layout 'mixedres' has
-    no counters.
-
+    `batches`: value of PyTorch's counter of batches in every batch norm; None, or the layout 'mixedres': no counters.
     Raises ValueError for an unknown layout, and for a network that the layout does not have.
     """
     if layout not in LAYOUTS:
@@ -132,15 +126,11 @@ def to_tensors(variables: Variables, layout: str, batches: int | None = None) ->
 
 
 def from_tensors(tensors: Mapping[str, np.ndarray], like: Variables, layout: str) -> tuple[Variables, bool]:
-    """Returns the variables of a network from tensors of a layout.
+    """Returns the variables of a network, numpy arrays, from tensors of a layout, and whether they have a head.
 
-    `like`: {'params', 'batch_stats'} of the network; the leaves have shapes and dtypes, as `jax.ShapeDtypeStruct` has.
-
-    Returns the variables, numpy arrays of the dtypes of `like`, and whether they have a head. The head may be missing
-    from the tensors, and a head with another number of classes is left out.
-
-    Raises MismatchError for tensors that are missing, left over, or of another shape; ValueError for a network that the
-    layout does not have.
+    `like`: {'params', 'batch_stats'} of the network, whose leaves have shapes and dtypes. The head may be missing from
+    the tensors, and a head with another number of classes is left out. Raises MismatchError for tensors that are
+    missing, left over, or of another shape; ValueError for a network that the layout does not have.
     """
     _check_layout(like, layout)
     own = layout == "mixedres"
@@ -179,10 +169,7 @@ def _check_layout(variables: Variables, layout: str) -> None:
 
 
 def _has_other_classes(tensors: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], layout: str) -> bool:
-    """Returns whether the head in `tensors` differs from the network's only in the number of classes.
-
-    Returns False if the file or the network has no head.
-    """
+    """Returns whether the head in `tensors` differs from the network's only in the number of classes."""
     kernel, bias = _head(layout)
     if not {kernel, bias} <= tensors.keys() & shapes.keys():
         return False

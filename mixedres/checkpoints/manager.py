@@ -1,12 +1,7 @@
 """Checkpoints of a run: saving and restoring of the whole training state.
 
-The resume rule: a checkpoint is the whole `TrainState` and a record of the host's state (the config, the best
-evaluation so far, the means that the next line of metrics continues). `TrainState.step` is the data position and the
-state of every random draw, because batch k is a function of the seed and k alone (`mixedres.data.Source`). A
-continued run restores the newest undamaged checkpoint and asks the data for batch `step`; on the CPU it then ends with
-the same bits as an uninterrupted run.
-
-The state is the same in all processes: process 0 writes it, and every process reads all of it. `folder` has the files.
+The resume rule: a checkpoint is the whole `TrainState` and a record of the host's state, and batch k is a function of
+the seed and k alone. On the CPU a continued run ends with the same bits as an uninterrupted run.
 """
 
 import json
@@ -35,20 +30,14 @@ _MOST_OTHERS = 16
 
 
 class Checkpoints:
-    """Checkpoints of one run.
+    """Checkpoints of one run. Process 0 writes, asynchronously, and every process reads.
 
-    Saving is asynchronous: `save` returns once the arrays are copied to the host.
-
-        saved = Checkpoints(workdir / "checkpoints")
-        state, record, damaged = saved.restore_newest(like=state)
+    saved = Checkpoints(workdir / "checkpoints")
+    state, record, damaged = saved.restore_newest(like=state)
     """
 
     def __init__(self, directory: pathlib.Path, keep: int = 1, group: SingleProcess = SINGLE):
-        """Reads and creates nothing.
-
-        `keep`: number of newest checkpoints that stay; older checkpoints are removed. `group`: the processes of the
-        run; process 0 writes.
-        """
+        """Reads and creates nothing; `keep`: number of newest checkpoints that stay, older checkpoints are removed."""
         self.directory = directory
         self._keep, self._group = keep, group
         self._thread: threading.Thread | None = None
@@ -62,12 +51,9 @@ class Checkpoints:
         return max(folder.steps_in(self.directory) + writing, default=None)
 
     def save(self, step: int, state: PyTree, record: Record, *, best: int | None = None) -> None:
-        """Starts saving `state` after `step` steps, or puts a copy in a queue while the disk is still busy.
+        """Starts saving `state` after `step` steps, unless saved already; keeps the checkpoint of the step `best` too.
 
-        The queue holds the newest state and the best state, so that saving never waits for the disk.
-
-        `step`: number of steps; a step that is saved already is ignored. `best`: step of a checkpoint that is kept
-        beside the newest checkpoints; None: no such checkpoint.
+        While the disk is busy, copies of the newest and the best state wait in a queue, so that saving never waits.
         """
         if step == self.latest_step() or not self._group.is_primary:
             return
@@ -107,9 +93,10 @@ class Checkpoints:
     ) -> tuple[PyTree, Record, list[int]]:
         """Returns the newest undamaged state, its record, and the steps of newer, damaged checkpoints.
 
-        `like`: arrays or `jax.ShapeDtypeStruct` with the structure, shapes, dtypes and shardings of the result. `only`:
-        step of the one checkpoint that may be restored; None: any. `others`: the checkpoint may have other arrays too,
-        which are not read.
+        Args:
+          like: arrays or `jax.ShapeDtypeStruct` with the structure, shapes, dtypes and shardings of the result.
+          only: step of the one checkpoint that may be restored; None: any.
+          others: the checkpoint may have other arrays too, which are not read.
 
         Raises:
           OSError: if all checkpoints are damaged; its text is one line.
@@ -137,10 +124,8 @@ class Checkpoints:
         return jax.tree_util.tree_map_with_path(partial(_placed, arrays), like), record, damaged
 
     def _newest_whole(self, only: int | None, most: int) -> tuple[folder.Opened | None, int, list[int], str]:
-        """Returns the newest whole checkpoint, its step, newer, damaged steps, and why; (None, -1, ...) without one.
-
-        A process that trains may remove checkpoints between the list and the opening: then looks again.
-        """
+        """Returns the newest whole checkpoint, its step, newer, damaged steps, and why; (None, -1, ...) without one."""
+        # A process that trains may remove checkpoints between the list and the opening.
         for _ in range(_MOST_LOOKS):
             damaged, is_gone, why = list[int](), False, ""
             for step in folder.steps_in(self.directory)[: -folder.MOST_TRIED - 1 : -1] if only is None else [only]:

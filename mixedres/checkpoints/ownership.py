@@ -66,25 +66,19 @@ class Claim(contextlib.AbstractContextManager["Claim"]):
 class RunDirectory(RecordedRun):
     """The directory of a run that this process writes.
 
-        directory = RunDirectory(pathlib.Path("runs/digits").absolute())
-        with directory.claim(config, clean=False):
-            directory.begin(config)
-
-    `claim` comes first; it removes an earlier run without results.
+    directory = RunDirectory(pathlib.Path("runs/digits").absolute())
+    with directory.claim(config, clean=False):
+        directory.begin(config)
     """
 
     def claim(self, config: Record, *, clean: bool, data: Record | None = None) -> Claim:
         """Locks the directory for a new run with `config`, or to continue the run in the directory. Call `begin` next.
 
-        A run of another config or other data is removed if it has no checkpoint, no summary and no step to examine,
-        because nothing is lost with such a run.
+        An earlier run of another config or other `data` (see `check_data`) is removed if it has no results, and with
+        `clean` always. Only files that a run writes are removed, and no link is followed.
 
-        `data`: identity of the data, see `check_data`; None: the data is not compared. `clean`: remove an earlier run
-        first. Only files that a run writes are removed, and no link is followed. A directory with other files and no
-        run is refused.
-
-        Raises ConfigError if the directory cannot be written or cannot hold a checkpoint, is in use, holds other files,
-        or holds a run of another config or other data. Then nothing has been written or removed.
+        Raises ConfigError if the directory cannot be written, is in use, holds other files, or holds a run with results
+        of another config or other data. Then nothing has been written or removed.
         """
         removes = self.check_claim(config, clean=clean, data=data)
         with self._writable():
@@ -95,10 +89,7 @@ class RunDirectory(RecordedRun):
         return claimed
 
     def check_claim(self, config: Record, *, clean: bool, data: Record | None = None) -> bool:
-        """Checks that `claim` may take the directory, and returns whether it would remove an earlier run.
-
-        Args and errors: as for `claim`; whether the directory is in use is not checked. Writes nothing.
-        """
+        """Checks that `claim` may take the directory, locks aside; returns whether `claim` would remove a run."""
         self.check_name()
         with self._writable():
             _check_writable(self.path)
@@ -111,10 +102,7 @@ class RunDirectory(RecordedRun):
         return removes
 
     def begin(self, config: Record, data: Record | None = None) -> None:
-        """Writes the run's config and the identity of its data into the directory, which has been claimed.
-
-        Raises ConfigError if the directory cannot be written.
-        """
+        """Writes the config and the identity of the data into the claimed directory; raises ConfigError if it fails."""
         with self._writable():
             known = self.data()
             if data is not None and known is None and not self.holds_config():
@@ -144,10 +132,7 @@ class RunDirectory(RecordedRun):
             ) from error
 
     def _holds_run(self, *, clean: bool) -> bool:
-        """Returns whether the directory holds a run.
-
-        Raises ConfigError if the directory holds other files; without `clean`, also if its config cannot be read.
-        """
+        """Returns whether the directory holds a run; raises ConfigError for other files, or an unreadable config."""
         if self.holds_config():
             return True
         entries = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
@@ -166,10 +151,7 @@ class RunDirectory(RecordedRun):
         )
 
     def _may_go_on(self, config: Record, data: Record) -> bool:
-        """Returns whether `config` may continue the run; False if it may not, and the run has no results.
-
-        Raises ConfigError if it may not, and the run has results.
-        """
+        """Returns whether `config` may continue the run; raises ConfigError if it may not, and the run has results."""
         try:
             self.check_data(data)
             self.check_same(config)

@@ -1,9 +1,4 @@
-"""The directory of a run: names of its files, what the run recorded, and whether a new start may go on.
-
-Config and identity of the data are in files of their own and in the record of every checkpoint. The record is read if a
-file is damaged or gone. What a run recorded is data: `RecordedRun.read_portable_config` takes no key from it that acts
-on this machine.
-"""
+"""The directory of a run: names of its files, what the run recorded, and whether a new start may go on."""
 
 import contextlib
 import pathlib
@@ -44,11 +39,8 @@ _RESUME = {key.path: key.resume for key in KEYS}
 class RecordedRun:
     """Config, data and checkpoints that a run recorded in its directory; reads, and writes nothing.
 
-        run = RecordedRun(pathlib.Path("runs/digits"))
-        print(run.config(), run.steps())
-
-    Attributes:
-      path: the directory, which need not exist.
+    run = RecordedRun(pathlib.Path("runs/digits"))
+    print(run.config(), run.steps())
     """
 
     def __init__(self, path: pathlib.Path):
@@ -84,10 +76,7 @@ class RecordedRun:
         return folder.steps_in(self.path / CHECKPOINTS)
 
     def step_named(self, name: str) -> int:
-        """Returns the step of a checkpoint of the run: `name` is 'best' or a number.
-
-        Raises ConfigError if there is no such checkpoint.
-        """
+        """Returns the step of the checkpoint 'best' or of a number; raises ConfigError if there is none."""
         steps = self.steps()
         step = int(name) if name != "best" else (self._record().get("best") or {}).get("step")
         if step in steps:
@@ -97,10 +86,7 @@ class RecordedRun:
         raise ConfigError(f"{self.path} has {what}; {there}. Write {self.path} for the newest")
 
     def left_to_command_line(self, config: ConfigDict) -> list[str]:
-        """Returns a list with one note: which recorded settings of the data act on the machine and are not in `config`.
-
-        The list is empty if there are no such settings.
-        """
+        """Returns a list with one note on recorded settings of the data that act on the machine; empty without any."""
         recorded, now = self.config() or {}, flatten(config)
         left = [key.path for key in KEYS if not key.is_portable and key.path.startswith("data.")]
         flags = [
@@ -116,10 +102,7 @@ class RecordedRun:
 
     @staticmethod
     def read_portable_config(path: pathlib.Path) -> ConfigDict:
-        """Returns the config of the run in `path`, in which keys that act on this machine have their defaults.
-
-        Raises ConfigError if no config can be read.
-        """
+        """Returns the config of the run in `path`, but for keys that act on this machine; raises ConfigError."""
         config = RecordedRun(path).config()
         if config is None:
             raise ConfigError(f"--workdir={path} holds no run whose config can be read; name the workdir of a run")
@@ -162,11 +145,8 @@ class RecordedRun:
     def check_same(self, config: Record, only: Collection[str] | None = None) -> bool:
         """Checks that `config` may continue the run in the directory, and returns whether the run becomes longer.
 
-        The `resume` of a `mixedres.config.Key` says whether the key may change.
-
-        `only`: the keys to compare; None: all keys.
-
-        Raises ConfigError if there is no run, or a key differs; the message lists the differences.
+        Raises ConfigError if there is no run, or a key (of `only`, if given) differs; the message lists the
+        differences.
         """
         old = self.config()
         if old is None:
@@ -191,8 +171,8 @@ class RecordedRun:
         """Raises ConfigError with the differences if the run was on other data.
 
         `data`: 'class_names', 'train_examples', 'eval_examples', a 'fingerprint' of the examples and their order, and
-        if the examples are files, a hash 'sizes' of their sizes. `classes_only`: compare only the class names; an
-        evaluation may use other images.
+        of files a hash 'sizes' of their sizes. `classes_only`: compare only the class names; an evaluation may use
+        other images.
         """
         old = self.data()
         same = ("class_names", "train_examples", "eval_examples", "fingerprint")

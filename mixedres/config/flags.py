@@ -63,9 +63,8 @@ class Flags:
 def parse_flags(arguments: Sequence[str], read_run: ReadRun | None = None) -> Flags:
     """Parses the arguments of a training command, without the name of the program.
 
-    `read_run` returns the config that the run in a workdir recorded; None: the config of a run cannot be named.
-
-    Raises ConfigError for a mistake in the arguments or in the config file.
+    `read_run` returns the config that the run in a workdir recorded; None: the config of a run cannot be named. Raises
+    ConfigError for a mistake in the arguments or in the config file.
     """
     flags, rest = _parser().parse_known_args(_joined(arguments), Flags())
     if not flags.file and flags.mode == "eval" and flags.workdir:
@@ -144,9 +143,7 @@ def load_config(argument: str, read_run: ReadRun | None = None) -> ConfigDict:
     """Returns the config that a value of --config names.
 
     `argument`: 'FILE' or 'FILE:PRESET,key=value,...'; FILE is a path or the name of a shipped recipe. 'run:WORKDIR' is
-    the config that a run recorded.
-
-    Raises ConfigError for a file that cannot be read or returns no config.
+    the config that a run recorded. Raises ConfigError for a file that cannot be read or returns no config.
     """
     name, _, choice = argument.partition(":")
     if name == "run" and read_run is not None:

@@ -73,10 +73,7 @@ class Key:
 
     @property
     def is_portable(self) -> bool:
-        """Returns whether commands that read a run take the run's value.
-
-        Other keys act on this machine. Only today's command line sets them, because a run may be a stranger's.
-        """
+        """Returns whether commands that read a run take the run's value; today's command line alone sets other keys."""
         return self.path in _PORTABLE or (self.resume != FREE and self.path not in _FILES)
 
 
@@ -84,9 +81,7 @@ def duration_in_steps(value: object, steps_per_epoch: float, *, round_down: bool
     """Returns the steps of a duration: a number or '5 epochs' counts epochs, '500 steps' counts steps.
 
     The result is rounded to the nearest whole step, halves up, or down if `round_down`. It is at least 1 unless the
-    duration is 0.
-
-    Raises ValueError for anything else, and for negative durations.
+    duration is 0. Raises ValueError for anything else, and for negative durations.
     """
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(|epochs?|steps?)\s*", str(value))
     if match is None:
@@ -98,10 +93,7 @@ def duration_in_steps(value: object, steps_per_epoch: float, *, round_down: bool
 
 
 def profile_window(value: str) -> tuple[int, int]:
-    """Returns (100, 5) for '100:5': trace the 5 steps after step 100.
-
-    Raises ValueError for anything else.
-    """
+    """Returns (100, 5) for '100:5': trace the 5 steps after step 100; raises ValueError for anything else."""
     match = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", value)
     if match is None or not int(match[2]):
         raise ValueError(f"{value!r} is not {WINDOW.description}")
@@ -266,8 +258,7 @@ def optimizer_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """Returns the options that the optimizer `name` takes beside those of all, with defaults for what is not given.
 
     Raises:
-      ValueError: for an unknown name, numbers that do not go together, and an option that this optimizer does not
-        take, unless the option has its default value.
+      ValueError: for an unknown name, numbers that do not go together, and an option that this optimizer does not take.
     """
     own = _options_of(name)
     for option, value in given.items():

@@ -8,10 +8,7 @@ from mixedres._internal.errors import config_errors
 
 
 def precision_of(config: ConfigDict) -> tuple[precision.Precision, precision.LossScale]:
-    """Returns the precision of a config, and a new loss scale.
-
-    Raises ConfigError for a mistake in the keys of the sections precision, autocast and loss_scale.
-    """
+    """Returns the precision of a config, and a new loss scale; raises ConfigError for a mistake in the keys."""
     with config_errors("config.autocast"):
         lists = config.autocast.to_dict()
         level = lists.pop("level")

@@ -19,9 +19,7 @@ from mixedres.data.sources import Source, Synthetic
 def load(name: str, **options: Any) -> Source:
     """Returns the data set called `name`: a key of `SOURCES`, such as 'digits', or as 'tfds:' with a name behind it.
 
-    Args:
-      name: name of the data set.
-      **options: the fields of `Options`.
+    `options` are the fields of `Options`.
 
     Raises:
       ValueError: for an unknown name, and for data that is missing or cannot be used; the message says what to do.

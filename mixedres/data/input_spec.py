@@ -39,8 +39,6 @@ MOST_CHANNELS = 64
 class InputSpec:
     """The input of a network: a shape, a normalization, and how an image becomes such an input.
 
-    Numbers of NumPy become Python's, and sequences tuples.
-
     Attributes:
       shape: (height, width, channels); image files can only become squares with 3 channels (RGB) or 1 (luma).
       mean: mean per channel on the scale 0 to 255; None: every image is standardized by itself.

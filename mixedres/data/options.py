@@ -50,8 +50,7 @@ def _option(kind: type, default: Any, meaning: str, allowed: Range = ANY, *, of_
 class Options:
     """Options of all data sets, the keys of the section data of a config; each data set uses those that apply to it.
 
-    `batch_size` is the size of the one test batch of synthetic data, and `channels` the number of channels of synthetic
-    images. Each other field has its meaning and its range beside it.
+    `batch_size` is the size of the one test batch of synthetic data. Each other field has its meaning beside it.
     """
 
     batch_size: int

@@ -63,12 +63,9 @@ class Prefetch(Generic[Host, Device]):
     ):
         """Starts the thread.
 
-        Args:
-          batches: finite or endless; only the thread uses it from now on, and calls its `close` if it has one.
-          put: function that moves a batch to the device, such as `jax.device_put`.
-          depth: number of batches that are kept ready, >= 1.
-          give_up: called again and again during a wait for a batch; a result of True ends the wait with `GaveUp`.
-          is_constant: every batch is the first one, as in synthetic data, so that it is put once.
+        `batches`: finite or endless; only the thread uses it from now on, and calls its `close` if it has one.
+        `give_up`: called during a wait for a batch; a result of True ends the wait with `GaveUp`. `is_constant`: put
+        only the first.
         """
         self.waited = 0.0
         self._batches, self._put, self._give_up, self._is_constant = iter(batches), put, give_up, is_constant
@@ -85,15 +82,9 @@ class Prefetch(Generic[Host, Device]):
         return self.take()
 
     def take(self, busy: Callable[[], bool] = lambda: False) -> Device:
-        """Returns the next batch.
+        """Returns the next batch; only waiting while the device is not `busy` is added to `waited`.
 
-        Args:
-          busy: returns whether the device still has work; only waiting without work is added to `waited`.
-
-        Raises:
-          StopIteration: at the end of the source.
-          GaveUp: if `give_up` returned True.
-          BaseException: any error that the source raised.
+        Raises StopIteration at the end of the source, `GaveUp` if `give_up` returned True, and any error of the source.
         """
         if self._finished:
             raise StopIteration

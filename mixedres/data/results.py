@@ -61,10 +61,7 @@ def macro_f1(scores: Mapping[int, ClassScores]) -> float:
 
 
 class ResultCollector:
-    """Collects the results of single images, batch by batch.
-
-    Memory: 60 bytes an image, and the inputs of `MOST_ERRORS` images.
-    """
+    """Collects the results of single images, batch by batch: 60 bytes an image, and `MOST_ERRORS` inputs."""
 
     def __init__(self) -> None:
         self._rows: list[dict[str, np.ndarray]] = []

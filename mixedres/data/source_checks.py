@@ -18,8 +18,7 @@ _PIXELS = (np.dtype(np.uint8), np.dtype(np.float32))
 def check_labels(batch: Batch, num_classes: int, name: str) -> None:
     """Checks the labels of a batch, because XLA checks no index: a label of -1 trains the last class.
 
-    Raises DataError for a label that is no integer or not in [0, num_classes); `name` is the name of the data set. Rows
-    that the mask leaves out do not count.
+    Raises DataError for a label that is no integer or not in [0, num_classes), unless the mask leaves out its row.
     """
     labels = batch["label"]
     if labels.dtype not in (np.int32, np.int64):
@@ -36,10 +35,7 @@ def check_labels(batch: Batch, num_classes: int, name: str) -> None:
 
 
 def check_source(source: Source) -> None:
-    """Raises ValueError if an object lacks an attribute or a method of `Source`, or has a wrong one.
-
-    The counts and the names of the classes are left to the schema of what a run records.
-    """
+    """Raises ValueError if an object lacks an attribute or a method of `Source`, or has a wrong one."""
     wanted = (*Source.__annotations__, "fingerprint", "train_batches", "eval_batches")
     if missing := [name for name in wanted if not hasattr(source, name)]:
         raise ValueError(f"it has no {', '.join(missing)}; derive the class from mixedres.data.DataInfo")
@@ -68,10 +64,9 @@ def _makes_spec(*arguments: Any) -> bool:
 
 
 def check_batch(batch: Batch, source: Source, name: str, rows: int, *, has_mask: bool) -> None:
-    """Checks a batch of `rows` examples, before a compiled step gets it.
+    """Checks a batch of `rows` examples, before a compiled step gets it; `has_mask` is for batches of an evaluation.
 
-    Raises DataError if the batch has other arrays than `Source` asks for, in another shape or dtype, or a label out of
-    range; `name` is the name of the data set, and `has_mask` is for batches of an evaluation.
+    Raises DataError for other arrays than `Source` asks for, other shapes or dtypes, and labels out of range.
     """
     names = ("image", "label", "mask") if has_mask else ("image", "label")
     if not isinstance(batch, dict) or set(names) != batch.keys():
@@ -103,7 +98,7 @@ def check_scale(batches: Iterable[Batch], source: Source, name: str) -> Iterator
     """Yields batches, of which the first is checked for images on another scale than the mean of the data set.
 
     Raises DataError for what is no iterator, and for floating-point images from 0 to 1, or with negative pixels, beside
-    a mean on the scale 0 to 255: they would all be near one number. `name` is the name of the data set.
+    a mean on the scale 0 to 255: they would all be near one number.
     """
     if not isinstance(batches, Iterable):
         kind = type(batches).__name__

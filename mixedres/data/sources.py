@@ -108,8 +108,8 @@ class Source(Protocol):
     def fingerprint(self) -> str:
         """Returns a hash that changes with the examples, their order and their labels.
 
-        A source of files may also have an attribute `sizes`, a hash of the sizes of the files. The hash is compared
-        between processes and when a run continues.
+        The hash is compared between processes and when a run continues. A source of files may also have `sizes`, a
+        hash.
         """
         ...
 
@@ -161,17 +161,10 @@ class InMemory(DataInfo):
         augmentation: Augmentation | None = None,
         **info: Any,
     ):
-        """Holds arrays.
+        """Holds arrays: images (n, h, w, c) uint8, labels (n,) integers.
 
-        Args:
-          train_images: (n, h, w, c) uint8.
-          train_labels: (n,) integers.
-          eval_images: (m, h, w, c) uint8.
-          eval_labels: (m,) integers.
-          pad: pixels of zero padding before the random crop; 0: no crop.
-          flip: mirror an image with probability 1/2.
-          augmentation: further changes of training images; None: no changes.
-          **info: the other fields of `DataInfo`, such as `num_classes`.
+        `pad`: pixels of zero padding before the random crop; 0: no crop. `flip`: mirror an image with probability 1/2.
+        `info`: the other fields of `DataInfo`, such as `num_classes`.
         """
         super().__init__(
             image_shape=train_images.shape[1:],
@@ -237,8 +230,7 @@ class Synthetic(DataInfo):
     """One fixed random batch, repeated: shows the speed of a step without the cost of data.
 
     The pixels have the reference's distribution: normal with mean 127 and standard deviation 60, truncated at two
-    standard deviations, and whole numbers of `image_dtype`. Labels are uniform below ``num_classes - 1``. The test set
-    repeats the batch of seed 0 until there are `eval_examples` images.
+    standard deviations, and whole numbers of `image_dtype`. Labels are uniform below ``num_classes - 1``.
     """
 
     fingerprint = "synthetic"
@@ -266,10 +258,7 @@ class Synthetic(DataInfo):
 
 
 def identity(source: Source, *, with_sizes: bool = True) -> Record:
-    """Returns the identity of a data set and the network's input, as JSON; 'sizes' only if the data are files.
-
-    Numbers of NumPy become Python's. Without `with_sizes`, no file is asked for its size.
-    """
+    """Returns the identity of a data set and the network's input, as JSON; `with_sizes`: ask files for their sizes."""
     sizes = getattr(source, "sizes", None) if with_sizes else None  # a source of a user need not have it
     known = {
         "input": source.input_spec.to_json(),

@@ -34,9 +34,8 @@ def examine_network(
 ) -> tuple[Report, ErrorReport | None]:
     """Returns the sum of the reports after each of `steps` training steps, and where the errors of gradients begin.
 
-    Writes nothing but compiled programs, and prints its progress. Gradients in `presets` are compared with float32 at
-    the last step; without a half preset the second report is None. `run`: workdir whose newest checkpoint is examined;
-    None: a fresh network. Raises ConfigError without a checkpoint, or if training does not reach the first step.
+    Gradients in `presets` are compared with float32 at the last step; without a half preset the second report is None.
+    `run`: workdir whose newest checkpoint is examined; None: a fresh network. Raises ConfigError without a checkpoint.
     """
     experiment, config = plan.experiment, plan.config
     with compilation_cache(config.compilation_cache):

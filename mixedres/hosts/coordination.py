@@ -1,7 +1,4 @@
-"""Waiting of the processes of a run for each other, on JAX's coordination service.
-
-No function here uses the devices: Gloo, which connects the CPUs at the first collective, waits for 30 seconds alone.
-"""
+"""Waiting of processes on JAX's coordination service, without the devices: Gloo would wait for 30 seconds alone."""
 
 import itertools
 import json
@@ -25,10 +22,8 @@ _used: list[str] = []  # keys of this process that all others have read
 def gather(name: str, value: Json) -> list[Json]:
     """Waits for all processes, and returns the `value` of each, of JSON types, in the order of the processes.
 
-    Process 0 prints which processes it waits for.
-
-    Raises LateProcessError if a process does not come within `PATIENCE` seconds; RuntimeError, JAX's own, if a process
-    is lost.
+    Raises LateProcessError if a process does not come within `PATIENCE` seconds; RuntimeError, JAX's own, if one is
+    lost.
     """
     client: Any = global_state.client
     count = int(global_state.num_processes or 1)

@@ -1,8 +1,4 @@
-"""Communication between the processes of a run.
-
-The processes wait on JAX's coordination service. `jax.experimental.multihost_utils` is not used, because its functions
-are collectives of the devices: they abort if shapes differ, take no strings and report no process.
-"""
+"""Communication between the processes of a run, on JAX's coordination service."""
 
 import contextlib
 import os
@@ -40,8 +36,7 @@ class ProcessGroup(SingleProcess):
     def __init__(self, index: int, count: int, address: str, timeout: float):
         """Starts the threads that watch the other processes, and the thread that agrees on the last step.
 
-        This is process `index` of `count`, from 0; `address` is 'HOST:PORT' of process 0. A process counts as lost
-        after `timeout` seconds without a heartbeat. JAX's distributed client must be connected.
+        `address` is 'HOST:PORT' of process 0. A process counts as lost after `timeout` seconds without a heartbeat.
         """
         self.index, self.count, self._address = index, count, address
         self._client: Any = global_state.client

@@ -31,14 +31,10 @@ def describe_hang(heartbeats: dict[int, Record], timeout: float) -> str:
 
 
 class LivenessMonitor:
-    """Monitor that calls `end` if a process of the run is lost or makes no progress.
-
-    The threads in `threads` exchange heartbeats between all processes and check their age. The caller starts and
-    joins the threads.
-    """
+    """Monitor, by heartbeats, that calls `end` if a process of the run is lost or makes no progress."""
 
     def __init__(self, client: Any, index: int, count: int, timeout: float, end: Callable[[str, int], None]):
-        """Makes the threads of process `index` of `count`, from 0; `client` is JAX's key-value store.
+        """Makes the `threads` of process `index` of `count`, which the caller starts and joins.
 
         A process is lost after `timeout` seconds without a heartbeat, or without progress in the loop. Then `end` is
         called with a line and an exit status.

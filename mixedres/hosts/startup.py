@@ -1,9 +1,4 @@
-"""The connection of the processes of a run.
-
-If the processes cannot connect, or process 0 is lost, JAX prints a stack trace and aborts. Python gets no exception,
-and its signal handlers run too late. So a SIGABRT handler in C, which ctypes makes from a function, prints the
-last line.
-"""
+"""The connection of the processes of a run."""
 
 import contextlib
 import ctypes
@@ -37,14 +32,12 @@ def join(
 ) -> SingleProcess:
     """Connects the processes of this run and returns the group; called before JAX touches a device.
 
-    If the other processes do not come, this process prints what to do and exits with status 2, without an exception.
-    A SIGABRT handler stays installed until the process ends.
+    If the other processes do not come, this process prints what to do and exits with status 2, without an exception. A
+    SIGABRT handler stays installed until the process ends.
 
     Args:
       distributed: lets JAX find the other processes (SLURM, Open MPI, Kubernetes, TPU pods).
       coordinator: 'HOST:PORT' of process 0; None: a run with one process, unless `distributed`.
-      num_processes: number of processes.
-      process_id: index of this process, from 0.
       timeout: seconds to wait for the other processes, here and for a heartbeat later; > 0.
 
     Raises:
@@ -100,10 +93,7 @@ def _initialize(given: tuple[str | None, int | None, int | None], bound: str | N
 
 
 def is_here(address: str) -> bool:
-    """Returns whether the host of 'HOST:PORT' is an address of this machine, on which a socket can listen.
-
-    The address may belong to a router or a container host before this machine instead.
-    """
+    """Returns whether a socket can listen on the host of 'HOST:PORT', which may be that of a router instead."""
     host = address.rpartition(":")[0].strip("[]")
     with contextlib.suppress(OSError):
         for family, kind, protocol, _, place in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
@@ -141,5 +131,7 @@ def why(said: str, address: str | None, count: int | None, index: int | None, ti
 
 def on_abort(last_word: Callable[[], None]) -> None:
     """Calls `last_word` when this process calls abort(); if `last_word` returns, the process aborts."""
+    # JAX aborts if the processes cannot connect, or process 0 is lost: Python gets no exception, its handlers run too
+    # late.
     _installed.append(_HANDLER(lambda _: last_word()))
     ctypes.CDLL(None).signal(signal.SIGABRT, _installed[-1])

@@ -1,7 +1,4 @@
-"""ResNets as Flax modules that take jmp policies, and the interface of other networks.
-
-Names of networks need neither JAX nor Flax; everything else is imported when it is first used.
-"""
+"""ResNets as Flax modules that take jmp policies, and the interface of other networks."""
 
 from typing import TYPE_CHECKING
 

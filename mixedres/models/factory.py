@@ -52,8 +52,7 @@ def create(
       version: '1', '1.5' or '2' ('1' or '2' for cifar_resnet); None: '1.5', for cifar_resnet '1'.
       kernel_init: a name in `INITIALIZERS` or a jax initializer, for the convolutions.
       head_init: a name in `INITIALIZERS` or a jax initializer, for the head.
-      **options: other attributes of `ResNet`: norm_policy, momentum, epsilon, unbiased, axis_name, padding,
-        pool_padding, projection, zero_init_last, precision, keep_float32, fused, use_onednn, product_dtype.
+      **options: other attributes of `ResNet`.
 
     Raises:
       ValueError: for an invalid name, size, version, number, initializer or expression; the message names valid ones.
@@ -88,7 +87,6 @@ def for_platform(model: Network, platform: str, compute_dtype: DType, count: int
     Compile its programs with `compiler_options`.
 
     Args:
-      model: the network.
       platform: platform of the device, such as 'cpu' or 'gpu'.
       compute_dtype: dtype of the convolutions, which a graph rewrite may change.
       count: steps of training, or images to predict.

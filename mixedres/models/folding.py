@@ -1,9 +1,8 @@
 """Batch norms folded into the convolutions before them, for a network that is not trained any more.
 
 With the running averages a batch norm is y * factor + shift for each channel, where shift = bias - mean * factor and
-factor = scale / sqrt(var + epsilon). The factor goes into the kernel of the convolution before the norm, and the shift
-becomes a bias: factor * conv(x, kernel) + shift = conv(x, factor * kernel) + shift. On a GPU one function of cuDNN then
-computes convolution, bias, shortcut and ReLU.
+factor = scale / sqrt(var + epsilon): factor * conv(x, kernel) + shift = conv(x, factor * kernel) + shift. On a GPU one
+function of cuDNN then computes convolution, bias, shortcut and ReLU.
 """
 
 from typing import Any
@@ -26,7 +25,6 @@ def for_inference(model: Network, variables: Variables, *, fold: bool) -> tuple[
     The kernels of a ResNet are cast to the dtype in which it computes.
 
     Args:
-      model: the network.
       variables: {'params', 'batch_stats'}, numpy or jax arrays, float32.
       fold: fold batch norms, if the network allows it: a ResNet whose layers all return the same dtype.
     """

@@ -20,13 +20,8 @@ from mixedres.models.operations import convolution, max_pool, relu
 def policy_of(module: Any, *names: str) -> jmp.Policy:
     """Returns the policy of a flax module that is being called: float32 if `module.keep_float32` matches its path.
 
-        dtype = policy_of(self, "head").compute_dtype  # of the layer `head` inside this module
-
-    Paths are like /stem_conv, /block_layer1_1/conv1 and /head; an empty regular expression matches none.
-
-    Args:
-      module: a module with the fields `policy` and `keep_float32` of `mixedres.models.Network`.
-      *names: the path of a layer inside it; none: the module itself.
+    With `names`, that of a layer inside: `policy_of(self, "head").compute_dtype` is for the layer `head` of this
+    module. Paths are like /stem_conv, /block_layer1_1/conv1 and /head; an empty regular expression matches none.
     """
     return policy_at((*module.path, *names), module.policy, module.keep_float32)
 
@@ -52,10 +47,7 @@ def module_paths(params: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class Conv(nn.Module):
-    """A square convolution without bias, padded so that stride 1 keeps the shape; the result has the compute dtype.
-
-    Program and initial values are those of `flax.linen.Conv`, but its dtype depends on its path, see `policy_of`.
-    """
+    """A square convolution of `flax.linen.Conv`'s values, padded so that stride 1 keeps the shape; see `policy_of`."""
 
     filters: int
     size: int
@@ -103,13 +95,10 @@ class BatchNorm(nn.Module):
     """Batch normalization over all axes but the last.
 
     Statistics are float32 for every policy (float64 for arithmetic in float64): the variance of values around 300
-    overflows float16, and a float16 sum over a batch loses most of its digits. The policy's compute dtype is used to
-    apply them, its output dtype for the result. flax's BatchNorm does the same for float32 arithmetic only.
+    overflows float16, and a float16 sum over a batch loses most of its digits. Variance is E[x²] - E[x]², clipped at 0.
 
-    Variance is E[x²] - E[x]² (one pass over x), clipped at 0. Running averages follow
-    ``running = momentum * running + (1 - momentum) * batch``, where the variance of n values is that of the batch times
-    n / (n - 1) if `unbiased`, as in PyTorch and TensorFlow, else that of the batch, as in flax. With `axis_name` batch
-    statistics are averaged over the devices of that axis.
+    Running averages follow ``running = momentum * running + (1 - momentum) * batch``, where the variance of n values is
+    that of the batch times n / (n - 1) if `unbiased`, as in PyTorch and TensorFlow, else that of the batch, as in flax.
     """
 
     policy: jmp.Policy

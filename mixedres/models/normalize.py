@@ -26,11 +26,8 @@ def by_channel(mean: Sequence[float], std: Sequence[float]) -> NormalizeFn:
 
 
 def per_image(images: jax.Array) -> jax.Array:
-    """Returns images with zero mean and unit deviation each, the choice of TensorFlow's official ResNet for CIFAR.
-
-    As in TensorFlow's per_image_standardization, the deviation is at least 1 / sqrt(number of values), so that a blank
-    image becomes zeros instead of NaN.
-    """
+    """Returns images with zero mean and unit deviation each, the choice of TensorFlow's official ResNet for CIFAR."""
+    # The deviation is at least 1 / sqrt(number of values), so that a blank image becomes zeros instead of NaN.
     x = images.astype(jnp.float32)
     x = x - x.mean((1, 2, 3), keepdims=True)
     values = x[0].size

@@ -1,13 +1,7 @@
-"""oneDNN for convolutions and products on CPUs.
+"""oneDNN for convolutions and products on CPUs, which XLA uses for bfloat16 convolutions of a plain form.
 
-XLA for CPUs computes bfloat16 in float32. The library oneDNN, which jaxlib contains, computes bfloat16 products with
-float32 sums, as GPUs do, if the processor has such instructions. XLA uses oneDNN if a program is compiled with
-`COMPILER_OPTIONS`, but only for convolutions of a plain form. The gradients that JAX derives have another form: a
-reversed kernel, a dilated map. `convolution` has gradients in the plain form: the gradient of the map is a convolution
-with an explicitly reversed kernel, or, for a stride of 2, four with parts of the kernel. The gradient of the kernel is
-one product of matrices, or one for each row modulo the stride.
-
-docs/performance.md has the measurements behind `is_faster`.
+The gradients that JAX derives have another form: a reversed kernel, a dilated map. Here the gradient of the map is a
+convolution with an explicitly reversed kernel, or four for a stride of 2; that of the kernel is a product.
 """
 
 import pathlib
@@ -47,10 +41,8 @@ _WIDE = 128
 
 
 def is_faster(compute_dtype: DType, count: int) -> bool:
-    """Returns whether oneDNN makes a ResNet faster on this machine's CPUs, for `count` steps of training or images.
-
-    Measured with JAX 0.12 on a Xeon with AMX, an EPYC with AVX512_BF16 alone, and an EPYC with AVX2 alone.
-    """
+    """Returns whether oneDNN makes a ResNet faster on this machine's CPUs, for `count` steps of training or images."""
+    # docs/performance.md: JAX 0.12, a Xeon with AMX, an EPYC with AVX512_BF16, and an EPYC with AVX2 alone.
     if count < _MANY or jax.__version_info__ < _FIRST_JAX or platform.machine() not in ("x86_64", "AMD64"):
         return False
     dtypes = (jnp.float32, jnp.float16, jnp.bfloat16)
@@ -63,10 +55,7 @@ def sound_options() -> dict[str, Any]:
 
 
 def multiplies(dtype: DType) -> bool:
-    """Returns whether oneDNN is fast with operands of this dtype on this machine's processor.
-
-    Networks compute other half-precision convolutions in float32 and round the results.
-    """
+    """Returns whether oneDNN is fast with operands of this dtype on this machine's processor."""
     dtype = jnp.dtype(dtype)
     return dtype == jnp.float32 or (dtype == jnp.bfloat16 and "avx512_bf16" in _instructions())
 
@@ -79,10 +68,8 @@ def suits(dtype: DType, channels: int, stride: int) -> bool:
 
 
 def widens(dtype: DType) -> bool:
-    """Returns whether XLA computes convolutions of a half-precision dtype in float32, and so can use oneDNN for them.
-
-    With AVX-512, XLA gives them to oneDNN as they are, which takes up to four times as long in float16.
-    """
+    """Returns whether XLA computes convolutions of a half-precision dtype in float32, so that oneDNN can help."""
+    # With AVX-512, XLA gives them to oneDNN as they are, which takes up to four times as long in float16.
     return not multiplies(dtype) and "avx512f" not in _instructions()
 
 
@@ -160,11 +147,9 @@ def _gradient_of_kernel(
     """Returns the gradient of a kernel, with one product for each row modulo the stride.
 
     Row i of the kernel multiplies row phase + stride * q of the map for row q - m of the result, if i = top + phase +
-    stride * m. For each phase there are two matrices with a row for each pixel. One has the map's rows phase + stride *
-    q: the channels of the pixels that the columns of the kernel multiply. The other has rows q - m of `dy`: the
-    channels for every m.
-    With a stride of 1, a 3x3 kernel takes three copies of each array. A product for each place of the kernel would take
-    nine copies of the map, and a convolution would transpose the map.
+    stride * m. For each phase there are two matrices with a row for each pixel: the channels of the map that the
+    columns of the kernel multiply, and the channels of `dy` for every m. A 3x3 kernel of stride 1 takes three copies of
+    each array, where a product for each place would take nine, and a convolution would transpose the map.
     """
     if x.shape[3] < _CHANNELS:
         transposed = jax.linear_transpose(lambda kernel: xla_convolution(x, kernel, stride, around, precision), kernel)

@@ -1,9 +1,4 @@
-"""Convolutions as products of matrices.
-
-`xla_convolution`, the two products and `mixedres.models.onednn.convolution` take the same arguments: a map (b, h, w,
-c), a kernel (size, size, c, filters) of the same dtype, the stride of both axes, the padding around the map and the
-precision of the products.
-"""
+"""Convolutions as products of matrices, of a map (b, h, w, c) and a kernel (size, size, c, filters)."""
 
 import math
 from typing import TypeAlias
@@ -63,9 +58,7 @@ def _taps(extent: int, size: int, stride: int, around: tuple[int, int]) -> range
 
 
 def _product(x: jax.Array, matrix: jax.Array, precision: PrecisionLike) -> jax.Array:
-    """Returns the product of (..., c) and (c, filters), (..., filters).
-
-    Flattens `x` first, because otherwise XLA writes a transpose to memory for the gradient of `matrix`.
-    """
+    """Returns the product of (..., c) and (c, filters), (..., filters)."""
+    # Unless `x` is flat, XLA writes a transpose to memory for the gradient of `matrix`.
     rows = x.reshape(-1, x.shape[-1])
     return jnp.dot(rows, matrix, precision=precision).reshape(*x.shape[:-1], matrix.shape[1])

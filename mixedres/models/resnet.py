@@ -1,10 +1,7 @@
 """ResNets: v1 and v1.5 (post-activation), v2 (pre-activation), for ImageNet- and CIFAR-sized images.
 
 He et al., Deep Residual Learning (arXiv 1512.03385) and Identity Mappings (arXiv 1603.05027). v1.5 has the stride of a
-bottleneck on its 3x3 convolution instead of the first 1x1. By default shortcuts have a projection only where the shape
-changes, which gives the usual parameter counts. By default padding is symmetric, as PyTorch's weights expect, and cuDNN
-takes symmetric padding without a copy. TensorFlow's official ResNets have other projections and other padding, see
-`ResNet`.
+bottleneck on its 3x3 convolution instead of the first 1x1. Padding is symmetric by default, as in PyTorch.
 """
 
 from collections.abc import Callable, Sequence
@@ -176,13 +173,12 @@ class ResNet(Network, kw_only=True):
       pool_padding: the same of the stem's max pool.
       projection: 'shape': a shortcut has one where its shape changes; 'stage': at the head of every stage.
       zero_init_last: start every block as the identity (Goyal et al., arXiv 1706.02677): v1 and v1.5 with a zero last
-        batch-norm scale; v2, where a zero scale before the last ReLU would never get a gradient, with a zero last
-        kernel.
+        batch-norm scale; v2, where that scale would never get a gradient, with a zero last kernel.
       kernel_init: initializer of the convolutions.
       head_init: initializer of the head's kernel.
       fused: in training, fuse batch norms with the ops after them; see `mixedres.models.layers.Norms`.
-      use_onednn: on CPUs, compute bfloat16 convolutions in the forms of `mixedres.models.onednn`, and select bfloat16
-        in float32. Without the compiler options of oneDNN these forms are slow.
+      use_onednn: on CPUs, compute bfloat16 convolutions in the forms of `mixedres.models.onednn`, which are slow
+        without its compiler options.
       product_dtype: dtype to which a graph rewrite changes the convolutions; None: no rewrite changes it.
       folded: the variables are those of `mixedres.models.for_inference`; the network cannot be trained.
     """

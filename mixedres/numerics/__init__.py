@@ -1,7 +1,4 @@
-"""Examines the numbers inside a function: their ranges, errors of half precision, and where infinities begin.
-
-Needs only jax.
-"""
+"""Examines the numbers inside a function: their ranges, errors of half precision, and where infinities begin."""
 
 from mixedres.numerics import counting
 from mixedres.numerics._compare.analysis import OperationRow

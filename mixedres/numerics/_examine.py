@@ -39,20 +39,16 @@ def examine(
         print(examine(loss_fn, params, x).advice)
 
     Use the loss as computed in float32 and without a loss scale: what float16 has already lost cannot be counted. The
-    report covers the results of flax.linen modules (of `__call__`; of the outermost module only if it has no others),
-    all values passed to `numerics.tap`, the gradients of both, the parameters, and their gradients. `loss_fn` is
-    compiled and run once. Then the gradient of `autocast(loss_fn)` in float16 is compiled, and run at the loss scales
-    that the advice names, because gradients without a tap may underflow or overflow too. That run is left out if the
-    counts already speak for bfloat16, if the gradients are all zero or not finite, and, with a note, if autocast
-    refuses the function.
+    report covers the results of flax.linen modules, all values passed to `numerics.tap`, the gradients of both, the
+    parameters, and their gradients. `loss_fn` is compiled and run once. Then the gradient of `autocast(loss_fn)` in
+    float16 is run at the loss scales that the advice names, unless the counts already speak for bfloat16, the gradients
+    are all zero or not finite, or, with a note, autocast refuses the function.
 
     Args:
       loss_fn: (params, *batch) -> float scalar, or (scalar, aux) if `has_aux`; jitted or not.
-      params: a pytree, such as a dict, an Equinox module or an nnx module; gradients are computed for its
-        floating-point and complex leaves. Real and imaginary parts are counted as two numbers. What `loss_fn` changes
-        in a module is lost.
-      *batch: the other arguments, pytrees of arrays and numbers, which are traced; bind strings and switches by
-        `functools.partial`.
+      params: a pytree, such as a dict, an Equinox module or an nnx module, whose floating-point and complex leaves get
+        gradients. What `loss_fn` changes in a module is lost.
+      *batch: the other arguments, which are traced; bind strings and switches by `functools.partial`.
       scale: the loss scale in use, a power of two.
       select: regular expression of the names to examine, such as 'block1/conv2' or 'block1/conv2/kernel'; '' for all.
       has_aux: see `jax.grad`.
@@ -61,8 +57,7 @@ def examine(
 
     Raises:
       ValueError: for a scale that is not a power of two, parameters without floating-point numbers or with two of one
-        name, a loss that is not a float scalar, a `select` that is no regular expression or matches no name, and a tap
-        inside a function with a custom derivative.
+        name, a loss that is not a float scalar, a `select` that matches no name, and a tap in a custom derivative.
     """
     log2_scale = log2_of_scale(scale)
     arrays, floats = _arrays_by_name(params)
@@ -93,8 +88,7 @@ class TensorCounts:
 
     Attributes:
       taps: counts of values and their gradients.
-      gradients: {name: uint32 (BINS,) counts} of weight gradients of up to 2**32 elements, as `counting.exponents`
-        returns them.
+      gradients: {name: uint32 (BINS,) counts} of weight gradients of up to 2**32 elements, see `counting.exponents`.
       parameters: {name: uint32 (BINS,) counts} of the weights.
     """
 
@@ -103,11 +97,7 @@ class TensorCounts:
     parameters: dict[str, jax.Array]
 
     def rows(self, params: Mapping[str, Any]) -> tuple[TensorRow, ...]:
-        """Returns the rows of a report in the order of execution.
-
-        Args:
-          params: arrays or `jax.ShapeDtypeStruct`s by the names in `parameters`.
-        """
+        """Returns the rows of a report in the order of execution; `params`: arrays or shapes by name."""
         rows, modules = [], list(dict.fromkeys(map(_module, self.taps.names)))
         for name, tapped in read(self.taps).items():
             about = (name, _module(name), np.dtype(tapped.dtype), ())

@@ -30,8 +30,8 @@ _WRITES = {"select_n", "concatenate", "pad", "scatter", "dynamic_update_slice"}
 class ArrayRecord(Operation):
     """One array of the program of `first_nonfinite`, over all devices and iterations.
 
-    It has the attributes of `Operation`. The direction begins with 'backward (a factor' for a factor of the derivative
-    of the operation on the line, such as 0.5 / sqrt(x) for sqrt(x).
+    The direction begins with 'backward (a factor' for a factor of the derivative of the operation on the line, such as
+    0.5 / sqrt(x) for sqrt(x).
 
     Attributes:
       finite: whether every element is finite.
@@ -44,25 +44,15 @@ class ArrayRecord(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """First array with infinities or NaNs that was computed from finite arrays, or an argument with them.
+    """First array with infinities or NaNs that was computed from finite arrays, or an argument with them."""
 
-    Attributes:
-      array: the array; `largest` is over the devices in the iteration that failed.
-      inputs: the arrays that it was computed from, without constants.
-      devices: mesh positions of the devices where it is not finite; () outside shard_map.
-      iterations: iterations of the surrounding loops, outermost first.
-      position: index of the array in the arrays of the finding.
-      repeat: (number, count) of the array among those of equal operations of its line, as in equal layers.
-      caller: line that called the function of the line; '' if unknown.
-    """
-
-    array: ArrayRecord
-    inputs: tuple[ArrayRecord, ...]
-    devices: tuple[int, ...]
-    iterations: tuple[int, ...]
-    position: int
-    repeat: tuple[int, int] = (1, 1)
-    caller: str = ""
+    array: ArrayRecord  # `largest` is over the devices in the iteration that failed
+    inputs: tuple[ArrayRecord, ...]  # the arrays that it was computed from, without constants
+    devices: tuple[int, ...]  # mesh positions where the array is not finite; () outside shard_map
+    iterations: tuple[int, ...]  # of the surrounding loops, outermost first
+    position: int  # index of the array in the arrays of the finding
+    repeat: tuple[int, int] = (1, 1)  # (number, count) among the arrays of equal operations of its line
+    caller: str = ""  # line that called the function of the line
 
     @property
     def is_argument(self) -> bool:
@@ -99,13 +89,11 @@ class Finding:
     Attributes:
       arrays: all floating-point arrays, arguments and constants included, in order of evaluation, but for those that
         only move, negate or widen the elements of another.
-      nonfinite_results: names of the results that are not finite, such as 'loss' or 'b/1'; a result that is no tree has
-        the name ''.
-      origin: where infinities and NaNs that reach a result begin: `origin.array` is the first array that is not
-        finite, beside its `inputs`, `devices` and `iterations`; None if all results are finite, or constants.
+      nonfinite_results: names of the results that are not finite, such as 'loss' or 'b/1'.
+      origin: where infinities and NaNs that reach a result begin: `origin.array` is the first array that is not finite,
+        beside its `inputs`, `devices` and `iterations`; None if all results are finite, or constants.
       hidden: pairs of an array with infinities and of a finite array that was computed from the infinities, such as a
-        quotient 1 / inf = 0. Empty if a result is not finite. Written masks of -inf, and operations such as tanh or a
-        maximum, which are right for an infinite operand, do not count.
+        quotient 1 / inf = 0; empty if a result is not finite.
     """
 
     arrays: tuple[ArrayRecord, ...]
@@ -155,11 +143,8 @@ class _Search:
         )
 
     def _origin(self, bad: list[Place], tensors: list[Tensor]) -> Origin | None:
-        """Returns the earliest nonfinite array that was computed from finite arrays and leads to the results `bad`.
-
-        Infinities that reach no result, such as the padding of a max pool, are not on such a path. A mask of -inf may
-        be on one; it is the origin only if there is no other.
-        """
+        """Returns the earliest nonfinite array that was computed from finite arrays and leads to the results `bad`."""
+        # A mask of -inf may be on such a path; it is the origin only if there is no other.
         seen: set[Place] = set()
         reached_by: dict[Place, Place] = {}
         origins: list[Place] = []
@@ -255,14 +240,10 @@ def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> F
     normally may compute intermediate values with more digits and a larger range.
 
     Args:
-      fn: a function of pytrees of arrays, jitted or not. Named scopes become paths; modules of Flax Linen
-        open one each.
-      *args: its arguments, which may be sharded; leaves that are no arrays, such as numbers of Python and the
-        functions in an Equinox module, are passed unchanged. What `fn` changes in an nnx module is lost.
+      fn: a function of pytrees of arrays, jitted or not. Named scopes and modules of Flax Linen become paths.
+      *args: its arguments, which may be sharded; leaves that are no arrays are passed unchanged. What `fn` changes in
+        an nnx module is lost.
       names: names of the arguments in the finding, such as ('params', 'batch'); default: 'argument 0' and so on.
-
-    Returns:
-      A `Finding`.
 
     Raises:
       TypeError: for a `fn` that returns anything but arrays or numbers.

@@ -99,8 +99,7 @@ class Report:
 
         A gradient flushes if it loses over 0.1 % of its mass. Among equal scales, the scale with the least overflow is
         taken, then the scale in use unless that is 1, then the largest, from 2**-24 to 2**24. Modules whose activations
-        or weights do not fit into float16 are ignored, because they stay in float32. If all gradients are zero, the
-        result is the scale in use.
+        or weights do not fit into float16 are ignored, because they stay in float32.
         """
         unfit = {row.layer for row in self.relevant if not row.is_scaled and row.is_damaged(0)}
         rows = [row for row in self.scaled if row.layer not in unfit] or self.scaled
@@ -128,10 +127,7 @@ class Report:
 
     @cached_property
     def keep_float32(self) -> tuple[str, ...]:
-        """Returns the modules that should stay in float32 even at the recommended scale.
-
-        One of their tensors `is_damaged`, and not `negligible`. `keep_float32_pattern` is what `autocast` takes.
-        """
+        """Returns the modules that should stay in float32 even at the recommended scale; see `keep_float32_pattern`."""
         damaged = {row.layer for row in self.relevant if row.is_damaged(self.recommended_log2_scale)}
         return tuple(module for module in self.modules if module in damaged)
 
@@ -142,10 +138,7 @@ class Report:
 
     @cached_property
     def negligible(self) -> frozenset[TensorRow]:
-        """Returns the rows of biases over 10 octaves, float16's mantissa, below the largest result of their module.
-
-        A bias is a parameter with the name 'b', 'beta' or 'bias'; a bias of zeros is left out.
-        """
+        """Returns the rows of biases over 10 octaves, float16's mantissa, below the largest result of their module."""
         tops = {row.name: row.exponents.top for row in self.rows if row.kind == "activation"}
 
         def is_small_bias(row: TensorRow) -> bool:
@@ -161,19 +154,13 @@ class Report:
         return "negligible" if LEVELS[verdict] in ("bad", "warn") and row in self.negligible else verdict
 
     def is_problem(self, row: TensorRow) -> bool:
-        """Returns whether `TensorRow.is_damaged` holds at the loss scale in use or at the recommended loss scale.
-
-        Biases far below the values that they are added to are no problem; see `negligible`.
-        """
+        """Returns whether a tensor is damaged at the scale in use or at the recommended scale, and not `negligible`."""
         verdicts = (self.verdict(row, log2_scale) for log2_scale in (self.log2_scale, self.recommended_log2_scale))
         return any(LEVELS[verdict] in ("bad", "warn") for verdict in verdicts)
 
     @property
     def keeps_scale(self) -> bool:
-        """Returns whether a loss scale other than 1 is in use, and is the recommended one.
-
-        The dtype does not matter: the result can be true where `advice` recommends bfloat16.
-        """
+        """Returns whether a loss scale other than 1 is in use, and is the recommended one."""
         return self.recommended_log2_scale == self.log2_scale != 0
 
     @cached_property
@@ -184,10 +171,7 @@ class Report:
 
     @property
     def dtype(self) -> str:
-        """Returns 'float16' if few layers stay in float32: at most 3, or a tenth of all, and not every layer.
-
-        Else returns 'bfloat16'. Only layers are counted: if no trial has a finite gradient, `advice` says so.
-        """
+        """Returns 'float16' if few layers stay in float32: at most 3, or a tenth of all; else 'bfloat16'."""
         kept, count = len(self.keep_float32), len(self.modules)
         # With a larger fraction of the layers in float32, float16 saves little and bfloat16 is the simpler choice.
         return "bfloat16" if kept > max(3, 0.1 * count) or 0 < kept == count else "float16"
@@ -242,11 +226,7 @@ class Report:
         )
 
     def __add__(self, other: Report) -> Report:
-        """Returns the report of both examinations.
-
-        Raises:
-          ValueError: for examinations of different functions.
-        """
+        """Returns the report of both examinations; raises ValueError for examinations of different functions."""
         if [(row.kind, row.name) for row in self.rows] != [(row.kind, row.name) for row in other.rows]:
             raise ValueError("reports on different functions cannot be added")
         rows = tuple(a + b for a, b in zip(self.rows, other.rows, strict=True))
@@ -336,7 +316,7 @@ class Report:
         """Returns a row with its effects at every scale of the slider; one effect if the scale does not move the row.
 
         'verdicts' has a digit for each scale, the place of the verdict in `LEVELS`. 'lost' has the fractions of the
-        mass that become zero, without the zeros at the end; the page shows less than 1e-4 as '<0.01 %'.
+        mass that become zero, without the zeros at the end.
         """
         scales, verdicts = self._slider if row.is_scaled else range(1), [*LEVELS]
         lost = [1e-5 if 0 < x < 1e-5 else x for x in map(row.lost, scales)]

@@ -50,13 +50,12 @@ class TensorRow:
     Attributes:
       kind: 'activation', 'gradient' of an activation, 'weight gradient' or 'parameter'.
       name: of the tap, or the path of the parameter: 'head', 'head/kernel'.
-      module: the tap that a parameter or a weight gradient belongs to, '' for none; for other kinds the name without an
-        index: 'cell' for 'cell[0]'.
+      module: the tap that a parameter or a weight gradient belongs to; for other kinds the name without an index:
+        'cell' for 'cell[0]'.
       dtype: dtype in which the tensor was examined.
       shape: shape of a parameter and of its gradient; () for an activation, whose executions may differ in shape.
       parts: for each examination, the exponents of its elements over all executions; the worst one counts.
-      executions: number of executions, of which each iteration, device and example of a vmap has its own; 1 for a
-        parameter in one examination.
+      executions: number of executions; every iteration, device and example of a vmap counts.
     """
 
     kind: Kind
@@ -81,11 +80,7 @@ class TensorRow:
         return functools.reduce(operator.add, self.parts)
 
     def lost(self, log2_scale: int) -> float:
-        """Returns the fraction of the mass that becomes zero in float16 at the loss scale 2**log2_scale.
-
-        The mass is the sum of all magnitudes; of several examinations, the worst one counts. The loss scale multiplies
-        gradients, and no other tensors.
-        """
+        """Returns the fraction of the sum of all magnitudes that becomes zero in float16 at 2**log2_scale."""
         return max(part.lost_mass(self.at(log2_scale)) for part in self.parts)
 
     def is_lost(self, log2_scale: int) -> bool:
@@ -94,10 +89,7 @@ class TensorRow:
 
     @cached_property
     def min_sufficient_log2_scale(self) -> int | None:
-        """Returns the exponent of the smallest loss scale at which float16 keeps 99.9 % of the sum of all magnitudes.
-
-        None if all elements are zero.
-        """
+        """Returns the exponent of the smallest scale that keeps 99.9 % of the mass; None if all elements are 0."""
         found = [part.min_sufficient_log2_scale(FLUSHING) for part in self.parts]
         return max((log2_scale for log2_scale in found if log2_scale is not None), default=None)
 
@@ -118,15 +110,10 @@ class TensorRow:
     def cast_error(self, dtype: Literal["float16", "bfloat16"], log2_scale: int = 0) -> float:
         """Returns the expected relative l2 error of a cast; NaN if a finite element overflows, 0.0 for zeros alone.
 
-        Infinities and NaNs of the tensor itself are left out. bfloat16 has the range of float32, so the scale does not
-        matter there.
-
-        Args:
-          dtype: 'float16' or 'bfloat16'.
-          log2_scale: exponent of the loss scale, by which gradients are multiplied, and other tensors are not.
+        Infinities and NaNs of the tensor itself are left out. The loss scale 2**log2_scale multiplies gradients only.
 
         Raises:
-          ValueError: for another `dtype`.
+          ValueError: for a `dtype` that is neither 'float16' nor 'bfloat16'.
         """
         if dtype not in ("float16", "bfloat16"):
             raise ValueError(f"dtype must be 'float16' or 'bfloat16', got {dtype!r}")
@@ -135,10 +122,7 @@ class TensorRow:
         return float(np.max([part.relative_error(self.at(log2_scale)) for part in self.parts]))  # NaN if any is
 
     def is_near_overflow(self, log2_scale: int) -> bool:
-        """Returns whether the largest finite element comes within 4x of float16's overflow, or overflows.
-
-        The loss scale 2**log2_scale multiplies gradients, and no other tensors.
-        """
+        """Returns whether the largest finite element comes within 4x of float16's overflow, or overflows."""
         top = self.exponents.top
         return top is not None and top + self.at(log2_scale) + MARGIN > TOP
 
@@ -146,8 +130,7 @@ class TensorRow:
         """Returns whether the tensor should stay in float32, and not be float16, at the loss scale 2**log2_scale.
 
         It has infinities or NaNs, or comes within 4x of overflow, or over 0.1 % of its mass (the sum of all magnitudes)
-        becomes zero, or the expected error of its cast is over 1 %. The loss scale multiplies gradients, and no other
-        tensors.
+        becomes zero, or the expected error of its cast is over 1 %.
         """
         return LEVELS[self.verdict(log2_scale)] in ("bad", "warn")
 
@@ -183,11 +166,7 @@ class TensorRow:
         return dataclasses.replace(self, parts=self.parts + other.parts, executions=self.executions + other.executions)
 
     def to_json(self, recommended: int) -> dict[str, Any]:
-        """Returns the row as a dict, in which 'float16_error' may be NaN; `Report.to_json` makes it None.
-
-        Args:
-          recommended: exponent of the loss scale at which the error of a cast to float16 is given.
-        """
+        """Returns the row as a dict, with the error of a cast to float16 at 2**recommended, which may be NaN."""
         exponents = self.exponents
         return {
             "kind": self.kind,

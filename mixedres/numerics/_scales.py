@@ -24,8 +24,8 @@ class Limits(NamedTuple):
 
     Attributes:
       min_sufficient_log2_scale: exponent of the smallest scale at which every gradient keeps 99.9 % of its mass.
-      max_safe_log2_scale: exponent of the largest scale at which the trials found a finite gradient, None if at none.
-        Without trials, the largest at which no counted number overflows; infinities and NaNs of float32 are ignored.
+      max_safe_log2_scale: exponent of the largest scale with a finite gradient in the trials, None if at none; without
+        trials, the largest at which no counted number overflows.
       limited_by: the row of the gradient that overflows next; None if the trials show that it is no row.
     """
 
@@ -36,9 +36,7 @@ class Limits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A measurement of a gradient in half precision beside the gradient in float32.
-
-    Errors are those of `relative_error`; 0.01 is 1 %.
+    """A measurement of a gradient in half precision beside the gradient in float32; of relative errors 0.01 is 1 %.
 
     Attributes:
       log2_scale: exponent of the loss scale; 0 for a preset without float16.

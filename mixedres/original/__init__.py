@@ -1,7 +1,4 @@
-"""TensorFlow's original: its weights, its pixels, and data sets that it prepared.
-
-Who never uses TensorFlow may delete this folder.
-"""
+"""TensorFlow's original: its weights, its pixels, and data sets that it prepared."""
 
 from __future__ import annotations
 

@@ -180,8 +180,8 @@ def _without_biases(
 ) -> dict[str, dict[str, np.ndarray]]:
     """Moves the biases of keras.applications' convolutions into the running means of the norms; returns the modules.
 
-    norm(x + bias) with the mean m is norm(x) with the mean m - bias. The images of keras.applications have the channels
-    blue, green, red, so the input channels of the stem's kernel are reversed.
+    norm(x + bias) with the mean m is norm(x) with the mean m - bias. The images of keras.applications are blue, green,
+    red, so the input channels of the stem's kernel are reversed.
     """
     by_path = {path: module for module, path in paths.items()}
     new = {module: dict(modules[module]) for module in paths}
@@ -206,10 +206,8 @@ def _version(kind: str, paths: Mapping[str, str]) -> str:
 
 
 def _options(kind: str, paths: Mapping[str, str]) -> dict[str, str]:
-    """Returns the options of `mixedres.models.create` that the weights need: the official ResNets pad as TensorFlow.
-
-    r1 pads its convolutions as PyTorch does. With bottlenecks, the first block of every stage has a projection anyway.
-    """
+    """Returns the options of `mixedres.models.create` that the weights need: the official ResNets pad as TensorFlow."""
+    # r1 pads its convolutions as PyTorch does. With bottlenecks, the first block of a stage has a projection anyway.
     if kind == "applications":
         return {}
     padding = {"padding": "tensorflow"} if kind == "custom loop" else {}

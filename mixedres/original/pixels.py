@@ -2,8 +2,7 @@
 
 The official preprocessing decodes JPEGs with a fast DCT and resizes with the bilinear interpolation of TensorFlow 1:
 pixel i of the output lies at i * (side / new side) of the input, pixel centers are not at halves, and nothing is
-rounded. In training a part of the image becomes the square. In evaluation the whole image is resized until its shorter
-side is 256 for a square of 224, and the center is cut out. Here only the pixels of the center are computed.
+rounded. In evaluation the whole image is resized until its shorter side is 256 for a square of 224.
 """
 
 import dataclasses
@@ -89,10 +88,8 @@ def _lerp(a: np.ndarray, b: np.ndarray, weight: np.ndarray) -> None:
 
 
 def write_part(data: bytes, head: decoding.Header, box: geometry.Box, out: np.ndarray, *, mirror: bool) -> None:
-    """Writes the part of an image in `box` into `out`, (size, size, channels) float32, for training.
-
-    A mirrored part is mirrored before it is resized. The order matters: the last column has more weight than the first.
-    """
+    """Writes the part of an image in `box` into `out`, (size, size, channels) float32, for training."""
+    # Mirrored before it is resized, because the last column has more weight than the first.
     size, _, channels = out.shape
     pixels = decoding.decode_image(data, head, channels=channels, fast_dct=True, reuse=True)
     vertical, horizontal = (
@@ -115,10 +112,9 @@ def write_center(data: bytes, head: decoding.Header, out: np.ndarray, crop_pct: 
 def distorted_crop(rng: np.random.Generator, height: int, width: int) -> geometry.Box:
     """Draws a part with 10 to 100 % of the area and an aspect ratio of 0.75 to 1.33, uniform.
 
-    After 100 draws that do not fit, returns the whole image. This is the reference's
-    tf.image.sample_distorted_bounding_box, with an area of 5 to 100 % that must show at least 10 % of the object.
-    Without a bounding box the object is the whole image. As in the reference, the height is uniform among the heights
-    that the ratio allows, so large parts are rarer than with a uniform area.
+    This is the reference's tf.image.sample_distorted_bounding_box, with an area of 5 to 100 % that must show at least
+    10 % of the object, the whole image. As there, the height is uniform among the heights that the ratio allows, so
+    large parts are rarer than with a uniform area. After 100 draws that do not fit, returns the whole image.
     """
     smallest, largest = 0.05 * height * width, 1.0 * height * width
     for _ in range(100):

@@ -36,10 +36,7 @@ def _masked_crc(data: bytes) -> int:
 
 
 def record_spans(path: str | os.PathLike[str]) -> np.ndarray:
-    """Returns offset and length in bytes of the data of every record of a TFRecord file, (n, 2) int64, in order.
-
-    Raises ValueError if the file ends inside a record, a length is damaged, or it is no TFRecord file.
-    """
+    """Returns offset and length in bytes of the data of every record of a TFRecord file, (n, 2) int64, in order."""
     spans: list[tuple[int, int]] = []
     position = 0
     with open_regular(path) as opened:
@@ -144,11 +141,7 @@ class Records:
 
 
 class TFRecordFiles:
-    """The records of TFRecord files, read in place.
-
-    The files have no index: the first start reads the 12 bytes before every record and saves an index in the user's
-    cache directory for later starts. A file that was read stays open until the process ends.
-    """
+    """The records of TFRecord files, read in place; the first start saves an index in the user's cache directory."""
 
     def __init__(self, parts: Sequence[Part]):
         """Indexes `parts`."""

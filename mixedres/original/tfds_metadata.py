@@ -1,8 +1,4 @@
-"""Checks of the metadata of a prepared data set, before TensorFlow Datasets reads the metadata.
-
-TensorFlow Datasets imports the module of every class that features.json names. A data set must not choose what is
-imported, so features.json is refused if it names other classes than the few that images with labels need.
-"""
+"""Checks of the metadata of a prepared data set: features.json must not choose which classes are imported."""
 
 import os
 import pathlib

@@ -1,7 +1,4 @@
-"""Variables by name from checkpoints and SavedModels of TensorFlow and from files of Keras.
-
-TensorFlow's formats are read with TensorFlow, and Keras' formats with h5py.
-"""
+"""Variables by name from checkpoints and SavedModels of TensorFlow and, with h5py, from files of Keras."""
 
 import math
 import pathlib
@@ -44,9 +41,6 @@ def read_checkpoint(path: pathlib.Path) -> Found:
 
     `path`: the checkpoint's prefix (model.ckpt-1234 for the files model.ckpt-1234.index and .data-00000-of-00001), a
     folder whose file 'checkpoint' names the newest checkpoint, or a SavedModel.
-
-    Raises WeightsError if `path` is no checkpoint, if it cannot be read or has no such network, or if TensorFlow is not
-    installed.
     """
     if path.is_dir() and not any((path / name).is_file() for name in ("checkpoint", *_GRAPHS)):
         raise WeightsError(

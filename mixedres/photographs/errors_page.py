@@ -20,16 +20,10 @@ MOST_IN_MATRIX, _MOST_PAIRS = 30, 50
 def write_errors(path: pathlib.Path, results: ImageResults, source: Source, title: str) -> str:
     """Writes the page of an evaluation and returns words for the console, such as 'errors: runs/a/errors.html'.
 
-    Returns '' if the directory of the page does not exist, and the reason if the page cannot be written.
-
-        train.evaluate(config, directory, on_results=lambda experiment, results: predict.write_errors(
+        train.evaluate(plan, on_results=lambda experiment, results: photographs.write_errors(
             directory / "errors.html", results, experiment.source, "my run"))
 
-    Args:
-      path: path of the page; an older page is replaced.
-      results: the results of the images.
-      source: the data set of the evaluation, for the names of classes and files.
-      title: the heading.
+    Returns '' if the directory of the page does not exist, and the reason if the page cannot be written.
     """
     if not path.parent.is_dir():
         return ""

@@ -61,14 +61,14 @@ class Tile:
 class Gallery:
     """Tiles of a page, as HTML; holds at most `MOST_TILES` tiles and `MOST_BYTES` bytes.
 
+        gallery = Gallery()
+        gallery.add(Tile("cat.jpg", pixels, [("cat", 0.9), ("dog", 0.1)], truth=0, loss=0.105))
+        gallery.write(pathlib.Path("sheet.html"), "my cats", [gallery.summary()])
+
     Attributes:
       total: number of images that were added, with those that the page has no room for.
       verdicts: number of images by part and verdict, of all that were added.
       unreadable: {path of a file that could not be classified: reason}; the page lists them.
-
-        gallery = Gallery()
-        gallery.add(Tile("cat.jpg", pixels, [("cat", 0.9), ("dog", 0.1)], truth=0, loss=0.105))
-        gallery.write(pathlib.Path("sheet.html"), "my cats", [gallery.summary()])
     """
 
     def __init__(self) -> None:
@@ -107,17 +107,12 @@ class Gallery:
     def write(
         self, path: pathlib.Path, title: str, lines: Iterable[str], before: str = "", *, of_errors: bool = False
     ) -> None:
-        """Writes the page, whole or not at all.
+        """Writes the page, whole or not at all; raises OSError if it cannot be written.
 
         Args:
-          path: path of the page.
-          title: the heading.
           lines: text below the heading.
           before: HTML between this text and the images.
           of_errors: the page of an evaluation, whose images are errors, the largest loss first.
-
-        Raises:
-          OSError: if the page cannot be written.
         """
         text = "\n".join(f"<p>{escaped(line)}</p>" for line in lines)
         rows = "".join(f"<li>{escaped(f'{file}: {reason}')}</li>" for file, reason in self.unreadable.items())
@@ -196,10 +191,7 @@ def uri_of_pixels(pixels: np.ndarray) -> str:
 
 
 def uri_of_photograph(path: str, side: int = 320) -> str:
-    """Returns a photograph, upright and reduced to `side` pixels at the longer side, as a data URI.
-
-    Raises OSError if the file cannot be read; ValueError if the image cannot be decoded.
-    """
+    """Returns a photograph, upright and reduced to `side` pixels at the longer side, as a data URI."""
     data = read_regular(path, MAX_BYTES)
     head = decoding.read_header(data, apply_exif=True)
     longest = max(head.height, head.width)

@@ -15,11 +15,8 @@ _MOST_BYTES = 2**26
 
 
 def look(data_set: Dataset, options: Options) -> str:
-    """Returns notes on the images of a folder, after a look at some as `mixedres check` looks at all.
-
-    Looks at files with suspect ends, then at the smallest, up to 64 MiB, and at 64 files of a folder of more than
-    5,000. Raises ValueError if images are damaged and `options` refuse them.
-    """
+    """Returns notes on the images of a folder; raises ValueError if images are damaged and `options` refuse them."""
+    # Files with suspect ends, then the smallest, up to 64 MiB, and 64 files of a folder of over 5,000.
     max_pixels = decoding.most_pixels(options.max_pixels)
     paths = [part.file_name(index) for part in (data_set.train, data_set.eval) for index in range(len(part))]
     looked_at = paths if len(paths) <= _MOST_FILES else paths[:: len(paths) // _SOME_FILES]
@@ -46,10 +43,8 @@ def look(data_set: Dataset, options: Options) -> str:
 
 
 def look_at_ends(path: str) -> tuple[bool, int]:
-    """Returns whether a file begins and ends as a whole JPEG, PNG, WebP, GIF or BMP, and its size in bytes.
-
-    An undamaged file may not: cameras append data to a JPEG, and no TIFF or PPM does. Takes 12 us of CPU time a file.
-    """
+    """Returns whether a file begins and ends as a whole JPEG, PNG, WebP, GIF or BMP, and its size in bytes."""
+    # An undamaged file may not: cameras append data to a JPEG. Takes 12 us of CPU time a file.
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would block
         try:

@@ -29,21 +29,17 @@ Image: TypeAlias = dict[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class FolderReport:
-    """Result of a check; the fields are the keys of the command's JSON.
-
-    `classes` is {part: {class: number of images}}; `damaged` and `doubts` have reasons; `twins` are groups of equal
-    images; `sizes` are [width, height] by the number of pixels; `orientations` leaves out 1, upright.
-    """
+    """Result of a check; the fields are the keys of the command's JSON."""
 
     root: str
     note: str
-    classes: dict[str, dict[str, int]]
-    damaged: list[dict[str, str]]
-    doubts: list[str]
-    twins: list[Record]
-    sizes: dict[str, list[int]]
+    classes: dict[str, dict[str, int]]  # {part: {class: number of images}}
+    damaged: list[dict[str, str]]  # with reasons
+    doubts: list[str]  # with reasons
+    twins: list[Record]  # groups of equal images
+    sizes: dict[str, list[int]]  # [width, height] by the number of pixels
     modes: dict[str, int]
-    orientations: dict[str, int]
+    orientations: dict[str, int]  # without 1, upright
 
     @property
     def between_parts(self) -> list[Record]:

@@ -62,11 +62,8 @@ class Sheet:
 
 
 def parts_of(source: str, paths: Sequence[str]) -> dict[str, str]:
-    """Returns {path: 'training' or 'test'} of the images of the folder that a run was trained on.
-
-    Returns {} if the network is not of such a run, if the folder has other images now, and if none of `paths` is in it:
-    a run may be a stranger's, and only a folder that the command names is read.
-    """
+    """Returns {path: 'training' or 'test'} of the images of the folder that a run was trained on; {} if it changed."""
+    # A run may be a stranger's, so only a folder that the command names is read.
     recorded = RecordedRun(split_checkpoint(command_line.path(source))[0])
     config = recorded.config() or {}
     if config.get("data.name") != "folder" or not config["data.dir"]:

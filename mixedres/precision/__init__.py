@@ -1,7 +1,4 @@
-"""Precision presets, loss scales and the optax wrapper; needs only jax, jmp, optax and `mixedres.amp`.
-
-`LossScale` is the union of `NoOpLossScale`, `StaticLossScale` and `DynamicLossScale`, for annotations and `isinstance`.
-"""
+"""Precision presets, loss scales and the optax wrapper; needs only jax, jmp, optax and `mixedres.amp`."""
 
 from typing import TYPE_CHECKING
 

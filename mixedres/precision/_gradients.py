@@ -43,12 +43,8 @@ def find_state(tree: PyTree) -> LossScaledState:
         state = find_state(optax.chain(loss_scaled(optax.sgd(0.1), NoOpLossScale())).init(params))
         print(state.loss_scale.total_skipped, state.grads_finite)
 
-    Args:
-      tree: the state of `loss_scaled`, or what contains it: the state of `optax.chain`, a `TrainState` of Flax, an
-        `nnx.Optimizer`.
-
     Raises:
-      TypeError: if `tree` contains no such state, or an optax wrapper around it that takes no scaled gradients, such as
+      TypeError: if there is no such state, or a wrapper that takes no scaled gradients, such as
         `optax.apply_if_finite`.
       ValueError: if `tree` contains several.
     """
@@ -122,10 +118,7 @@ class ScaledGradients(metaclass=_WithAdvice):
 
     @property
     def scale(self) -> jax.Array:
-        """Returns the loss scale, which linear maps do not change, as a float32 scalar.
-
-        NaN if a map was not linear, or a sum left the range of its dtype.
-        """
+        """Returns the float32 loss scale; NaN if a map was not linear, or a sum left the range of its dtype."""
         _, one, large = self._carried()
         scale = self.unchecked_scale
         # 1 up to rounding, also that of bfloat16; infinite after a cast to float16, which is no error.
@@ -135,11 +128,7 @@ class ScaledGradients(metaclass=_WithAdvice):
 
     @property
     def unchecked_scale(self) -> jax.Array:
-        """Returns the loss scale as a float32 scalar, without looking for maps that are not linear.
-
-        Linear maps do not change the loss scale. After another map the number means nothing. Where there was no map,
-        XLA removes the division that computes the loss scale.
-        """
+        """Returns the float32 loss scale without looking for other maps; without maps XLA removes the division."""
         times_scale, one, _ = self._carried()
         return times_scale / one
 
@@ -165,16 +154,12 @@ class ScaledGradients(metaclass=_WithAdvice):
 
 
 def scaled(grads: Params, state: PyTree) -> ScaledGradients:
-    """Marks gradients of a loss that you scaled yourself, for the `update` of `loss_scaled`.
+    """Marks gradients of a loss that you scaled yourself, for the `update` of `loss_scaled`; changes no number.
 
         state = loss_scaled(optax.sgd(0.1), StaticLossScale(8.0)).init(params)
         grads = scaled(jax.grad(lambda params: state.loss_scale.scale(loss_fn(params, x)))(params), state)
 
-    The numbers stay as they are: nothing is multiplied or divided.
-
-    Args:
-      grads: a tree of gradients, of a loss that was multiplied by the loss scale.
-      state: that loss scale, or what contains the state of `loss_scaled`: see `find_state`.
+    `state` is the loss scale, or what contains the state of `loss_scaled`: see `find_state`.
 
     Raises:
       TypeError: for gradients that carry a scale already, and for a `state` without a loss scale.
@@ -195,11 +180,8 @@ def scaled(grads: Params, state: PyTree) -> ScaledGradients:
 
 
 def scaled_gradients_in(tree: PyTree) -> ScaledGradients | None:
-    """Returns the scaled gradients that `tree` is, or that are all its leaves; else None.
-
-    An `nnx.State` that `nnx.Optimizer` makes of them is one too. Leaves are gradients of several losses, whose scale is
-    NaN if they differ.
-    """
+    """Returns the scaled gradients that `tree` is, or that are all its leaves; else None."""
+    # Leaves, as in an `nnx.State`, are gradients of several losses, whose scale is NaN if they differ.
     nnx: Any = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(tree, nnx.State) and set(tree) == {"tree", "carried_scale"}:
         return ScaledGradients(tree["tree"], tree["carried_scale"])

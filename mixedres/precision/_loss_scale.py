@@ -1,8 +1,7 @@
 """Loss scales with jmp's interface: every field is in the pytree, and all arithmetic is float32.
 
-The smallest float16 number is 6e-8, and many gradients of a network are smaller. The chain rule is linear: multiplying
-the loss by a scale multiplies every gradient by the scale, so that gradients do not underflow. Dividing the float32
-copies of the gradients by the same scale restores them. `DynamicLossScale` adjusts the scale automatically.
+The smallest float16 number is 6e-8, and many gradients are smaller. Multiplying the loss by a scale multiplies every
+gradient by the scale; dividing the float32 copies of the gradients by the same scale restores them.
 
 Differences from jmp: all fields are leaves (jmp drops ``min_loss_scale`` at every jit boundary and has no leaves in
 ``StaticLossScale``), the scale is a strongly typed float32 array (a Python float would turn float16 arithmetic back
@@ -65,10 +64,7 @@ def divide(tree: T, scale: jax.Array) -> T:
 
 
 def _register(cls: type[LossScaleT]) -> type[LossScaleT]:
-    """Registers a dataclass as a pytree whose leaves are *all* of its fields, in order of declaration.
-
-    Unflattening does not call ``__init__``, because JAX rebuilds pytrees with tracers, shardings and other objects.
-    """
+    """Registers a dataclass as a pytree whose leaves are *all* of its fields, in order of declaration."""
     names = [field.name for field in dataclasses.fields(cls)]
 
     def flatten(x: LossScaleT) -> tuple[list[tuple[Any, Any]], None]:
@@ -167,12 +163,9 @@ class StaticLossScale(_Scaled, jmp.StaticLossScale):
     """Fixed loss scale. The scale is a leaf: checkpoints save it, and a new value needs no compilation.
 
     Attributes:
-      loss_scale: float32 scalar, finite and > 0.
+      loss_scale: float32 scalar, finite and > 0; another number raises ValueError.
       consecutive_skipped: int32 scalar, steps skipped since the last applied one.
       total_skipped: int32 scalar, steps skipped since the start.
-
-    Raises:
-      ValueError: for a `loss_scale` that is no such number.
     """
 
     loss_scale: jax.Array | float
@@ -199,9 +192,8 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
         loss_scale = DynamicLossScale(period=1000)
         loss, grads = value_and_grad(loss_fn)(loss_scale, params, x)
 
-    The scale stays in [min, max]; a product that would pass `max_loss_scale` leaves the scale unchanged. Defaults and
-    rule are those of TensorFlow's DynamicLossScale, except for the range: its minimum is 1, its maximum the largest
-    float32. The maximum here is Apex's.
+    A product that would pass `max_loss_scale` leaves the scale unchanged. Defaults and rule are those of TensorFlow's
+    DynamicLossScale, except for the maximum, which is Apex's.
 
     Attributes:
       loss_scale: float32 scalar, the present scale.
@@ -251,21 +243,12 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
     def at_minimum(self) -> jax.Array:
         """Returns whether the scale is at its minimum, so that skipping steps does not help; a boolean scalar.
 
-        In your own loop, end with an error if a step was skipped although its scale was at the minimum. Else all
-        further steps may be skipped in silence.
+        In your own loop, end with an error if a step was skipped although its scale was at the minimum.
         """
         return jnp.less_equal(self.loss_scale, self.min_loss_scale)
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
-        """Returns the loss scale for the next step.
-
-        After `period` finite steps in a row the scale is multiplied by `factor`, or stays if the product would be above
-        `max_loss_scale`. After a step that is not finite the scale is divided by `factor`, but is never below
-        `min_loss_scale`, and the skipped step is counted.
-
-        Args:
-          grads_finite: whether the gradients of this step were finite, a boolean scalar.
-        """
+        """Returns the loss scale for the next step; `grads_finite`: a boolean scalar for the gradients of this step."""
         finite = jnp.asarray(grads_finite, bool)
         counter = self.counter + 1
         due = counter >= self.period

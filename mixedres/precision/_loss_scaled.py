@@ -34,33 +34,28 @@ def loss_scaled(
 
     Line searches and some optimizers take more arguments. `value` (the loss, without the scale) must be finite for a
     step to be applied. `grad` has gradients without the scale, or `ScaledGradients`. `grad_fn` returns
-    `ScaledGradients`, which are unscaled for `tx`; plain gradients are refused, except with `NoOpLossScale`. `value_fn`
-    returns the loss without the scale. Other functions are refused, except with `NoOpLossScale`: the optimizer would
-    differentiate them without the scale. `checked`: the same scaled gradients in another form, a tree of any shapes, in
-    which to look for infinities and NaNs (in memory order, this is faster on GPUs). It must have all the numbers of the
-    gradients: a NaN that it lacks is found only by the check of the updates.
+    `ScaledGradients`, which are unscaled for `tx`. `value_fn` returns the loss without the scale. Other functions, and
+    plain gradients of `grad_fn`, are refused, except with `NoOpLossScale`. `checked`: the same scaled gradients as a
+    tree of any shapes, in which to look for infinities and NaNs (in memory order, this is faster on GPUs).
 
-    Gradients of several losses may be one tree, such as {"a": grads_a, "b": grads_b}; `optax.partition` gives each its
-    own `loss_scaled`.
-
-    With several devices, average the scaled gradients over them first, so that all devices take the same decision.
+    Gradients of several losses may be one tree; `optax.partition` gives each its own `loss_scaled`. With several
+    devices, average the scaled gradients over them first, so that all devices take the same decision.
 
     Args:
       tx: any optax optimizer. Clipping belongs inside, so that it sees true gradients.
       loss_scale: `NoOpLossScale`, `StaticLossScale` or `DynamicLossScale`.
       check_updates: False: only gradients and `value` are checked, and updates where `grad_fn` is given. On a GPU the
-        check of the updates takes one kernel for each parameter, and 0.3 % of the bytes of a step of ResNet-50
-        (`python -m experiments.aot`, batch 256).
+        check of the updates takes one kernel for each parameter, and 0.3 % of the bytes of a step of ResNet-50 (`python
+        -m experiments.aot`, batch 256).
 
     Returns:
       An optax transformation with state `LossScaledState`. `tx` gets gradients in float32 (float64 for float64
-      gradients), and its updates have the dtypes that `tx` gives them.
+        gradients), and its updates have the dtypes that `tx` gives them.
 
     Raises:
       TypeError: where `tx` is no optax transformation or `loss_scale` none of the three; by `init`, for a `tx` that is
-        loss-scaled already; by `update`, for gradients without a scale (except with `NoOpLossScale`), for a state that
-        is not from its `init`, a `value` that is no float scalar, a `grad` unlike the gradients, and functions as
-        above.
+        loss-scaled already; by `update`, for gradients without a scale (except with `NoOpLossScale`), a state that is
+        not from its `init`, a `value` that is no float scalar, and functions as above.
     """
     _check(tx, loss_scale)
     inner = optax.with_extra_args_support(tx)
@@ -193,11 +188,8 @@ def _finite_rows(x: jax.Array) -> jax.Array:
 
 
 def _join_vectors(tree: PyTree) -> list[Any]:
-    """Returns the inexact leaves of `tree`, with the short vectors of each dtype joined.
-
-    The check then unscales a copy of the vectors in one kernel. By itself XLA shares the quotients with the update,
-    which takes a kernel for each vector.
-    """
+    """Returns the inexact leaves of `tree`, with the short vectors of each dtype joined."""
+    # The check then unscales a copy of the vectors in one kernel; by itself XLA takes a kernel for each vector.
     leaves: list[Any] = []
     vectors: dict[Any, list[Any]] = collections.defaultdict(list)
     for x in (jnp.asarray(x) for x in jax.tree.leaves(tree) if is_inexact(x)):
@@ -238,10 +230,7 @@ def enable_rewrite(
     level: str = "default",
     keep_float32: str = "",
 ) -> Rewritten:
-    """Enables mixed precision for a model or loss written in float32, and for its optimizer.
-
-    Unlike TensorFlow's `enable_mixed_precision_graph_rewrite` it changes no global state: only the returned function is
-    rewritten.
+    """Enables mixed precision for a model or loss written in float32, and for its optimizer; changes no global state.
 
         half_loss_fn, tx = enable_rewrite(loss_fn, optax.sgd(0.1))
         state = tx.init(params)
@@ -249,17 +238,13 @@ def enable_rewrite(
         updates, state = tx.update(grads, state, params)
 
     Args:
-      fn: any function of float32 parameters: a model's `apply`, or a loss.
+      fn: any function of float32 parameters: a model's `apply`, or a loss; other arguments as for `autocast`.
       tx: any optax optimizer that is not loss-scaled yet; `init` of a loss-scaled one raises TypeError.
-      dtype: float16 or bfloat16, by name too: see `mixedres.amp.autocast`.
       loss_scale: 'none', 'dynamic' or a number > 0; None: 'dynamic' for float16, 'none' for bfloat16.
-      lists: changes of the lists of primitives; see `mixedres.amp.autocast`.
-      level: one of `mixedres.amp.LEVELS`.
-      keep_float32: regular expression of the paths that stay in float32.
 
     Raises:
-      ValueError: see `autocast` and `make_loss_scale`.
       TypeError: see `autocast` and `loss_scaled`.
+      ValueError: see `autocast` and `make_loss_scale`.
     """
     rewritten = autocast(fn, dtype, lists, level=level, keep_float32=keep_float32)
     if loss_scale is None:

@@ -26,7 +26,7 @@ class Precision:
       norm_policy: dtypes of normalization layers; their statistics are always float32.
       loss_scale: 'none', 'dynamic' or a number > 0.
       implementation: 'casting': the layers cast their inputs and weights themselves; 'graph_rewrite': the network is
-        built in float32, and `mixedres.amp.autocast` decides op by op which operations run in the compute dtype.
+        built in float32, and `mixedres.amp.autocast` rewrites it.
       matmul_precision: precision of float32 products: 'highest' is float32, 'tensorfloat32' has a 10-bit mantissa,
         'default' is the platform's choice (TF32 on recent GPUs).
       lists: lists of primitives of the graph rewrite; see `mixedres.amp.autocast`.
@@ -125,24 +125,15 @@ def get(
     level: str = "default",
     keep_float32: str = "",
 ) -> Precision:
-    """Returns the preset `name`, with any part replaced.
+    """Returns the preset `name`, with any part replaced; other arguments are fields of `Precision`.
 
         chosen = precision.get("fp16", keep_float32="^/head$")
 
     Args:
       name: a key of `PRESETS`.
-      policy: a `jmp.Policy` or its text, such as 'params=float32,compute=float16,output=float32'. In jmp's grammar
-        'c=bf16' implies bfloat16 outputs. The loss scale stays the preset's. A graph rewrite uses the compute dtype
-        alone.
-      norm_policy: the policy of normalization, in the same form. None computes in float32 and returns the compute
-        dtype.
-      loss_scale: 'none', 'dynamic' or a number > 0.
-      implementation: 'casting' or 'graph_rewrite'.
-      matmul_precision: 'default', 'tensorfloat32' or 'highest'.
-      lists: lists of primitives of the graph rewrite; see `mixedres.amp.autocast`.
-      level: level of the graph rewrite, one of `mixedres.amp.LEVELS`.
-      keep_float32: regular expression of the paths of layers that stay in float32, such as '^/head$', for
-        `mixedres.models.create` or `autocast`; without effect in a preset that computes in float32.
+      policy: a `jmp.Policy` or its text, see `parse_policy`. The loss scale stays the preset's. A graph rewrite uses
+        the compute dtype alone.
+      norm_policy: the policy of normalization; None computes in float32 and returns the compute dtype.
 
     Raises:
       ValueError: for an invalid name, text or number, and for an option that the preset would ignore, such as `lists`
@@ -200,7 +191,7 @@ def parse_policy(policy: str | jmp.Policy) -> jmp.Policy:
     Args:
       policy: a policy; or 'params=float32,compute=float16,output=float32', the same with p=, c= and o=, or one dtype
         for all three. Without output=, results have the compute dtype; without another part, that part is float32.
-        'bf16' is the dtype, for parameters too, and not the preset; the policy of a preset is `get(name).policy`.
+        'bf16' is the dtype, for parameters too, and not the preset.
 
     Raises:
       ValueError: for anything else, such as 'fp16', and for float64 without x64 mode.

@@ -19,8 +19,7 @@ class WeightsAndBiases:
     def __init__(self, directory: pathlib.Path, config: Mapping[str, Json]):
         """Starts or continues the run of `directory`, offline if the environment has WANDB_MODE=offline.
 
-        The run has the name of the directory, which gets ``wandb.json`` and ``wandb/``. Raises TrainingError if nobody
-        is logged in, or the service cannot be reached.
+        Raises TrainingError if nobody is logged in, or the service cannot be reached.
         """
         import wandb
 

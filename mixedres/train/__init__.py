@@ -1,7 +1,4 @@
-"""A training run: plan, step, loop, evaluation.
-
-Every name is imported when it is first used, so that a mistake in a config need not wait for JAX.
-"""
+"""A training run: plan, step, loop, evaluation."""
 
 from typing import TYPE_CHECKING
 

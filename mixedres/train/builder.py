@@ -27,10 +27,7 @@ _OF_RESNETS = ("model.", "batch_norm.", "optimizer.layer_decay")
 
 
 def build(config: ConfigDict, source: data.Source) -> Experiment:
-    """Builds the parts of a run; only `mixedres.train.plan` calls it, with a config that has a batch size.
-
-    Raises ConfigError at the first mistake.
-    """
+    """Builds the parts of a run from a config that has a batch size; raises ConfigError at the first mistake."""
     check_devices()
     chosen, loss_scale = precision_of(config)
     mesh, batch_size = make_mesh(devices_of(config)), config.batch_size
@@ -69,10 +66,7 @@ def build(config: ConfigDict, source: data.Source) -> Experiment:
 
 
 def devices_of(config: ConfigDict) -> list[jax.Device]:
-    """Returns the devices of the run: equally many of every process, in the order of the processes.
-
-    Raises ConfigError if devices are missing, or not equally many in every process.
-    """
+    """Returns the devices of the run: equally many of every process, in the order of the processes."""
     check_devices()
     devices, hosts = jax.devices(), jax.process_count()
     count = config.num_devices or len(devices)
@@ -131,12 +125,7 @@ def _network(config: ConfigDict, num_classes: int, chosen: precision.Precision, 
 
 
 def _is_fused(given: str, config: ConfigDict, chosen: precision.Precision, kind: str) -> bool:
-    """Returns whether batch norms are fused with the operations after them, on this kind of device.
-
-    `given` is 'auto', 'true' or 'false'.
-
-    Raises ConfigError if batch norms cannot be fused, and `given` is 'true'.
-    """
+    """Returns whether batch norms are fused with the operations after them; `given` is 'auto', 'true' or 'false'."""
     obstacle = chosen.why_not_fusable
     if config.batch_norm.frozen:
         obstacle = "batch_norm.frozen: fused norms take the statistics of the batch; leave one of them out"

@@ -35,13 +35,9 @@ OnEvaluation: TypeAlias = Callable[[Record], object]
 def evaluate(plan: Plan, *, group: SingleProcess = SINGLE, on_results: OnResults | None = None) -> Record:
     """Evaluates the newest checkpoint in the directory of a plan, and returns top1, top5, loss and examples.
 
-    If there is no checkpoint, evaluates the weights of ``config.init_from``. Writes nothing.
-
-    Args:
-      plan: the result of `mixedres.train.plan` with `evaluates`.
-      group: the processes that evaluate together.
-      on_results: called with the results of the single images, if there is one process; returns words for the end of
-        the printed line.
+    If there is no checkpoint, evaluates the weights of ``config.init_from``. Writes nothing. `plan`: the result of
+    `mixedres.train.plan` with `evaluates`. `on_results`: called with the results of the single images, if there is one
+    process; returns words for the end of the printed line.
 
     Raises:
       ConfigError: if the processes differ, or no checkpoint is whole.
@@ -72,8 +68,8 @@ def compare_presets(plan: Plan, presets: Sequence[str], *, group: SingleProcess 
 
     Returns:
       {preset: {'top1', 'top5', 'loss', 'examples', 'changed', 'nonfinite'}}, the baseline first; 'changed' is the
-      number of images whose predicted class differs from the baseline's, 'nonfinite' the number of images for which the
-      network returns an infinity or NaN.
+        number of images whose predicted class differs from the baseline's, 'nonfinite' of those with an infinity or
+        NaN.
     """
     experiment = plan.experiment
     state, description = _weights(plan, group)
@@ -103,24 +99,17 @@ def compile_step(experiment: Experiment, state: TrainState, *, has_baseline: boo
 
 def sum_over_images(
     experiment: Experiment,
-    eval_steps: Mapping[str, CompiledStep],
+    eval_steps: Mapping[str, CompiledStep],  # the classes that the first predicts are the baseline
     state: TrainState,
     *,
-    should_stop: Callable[[], bool] = lambda: False,
-    count: Callable[[int], object] = lambda number: None,
+    should_stop: Callable[[], bool] = lambda: False,  # called before each batch; True: the result is {}
+    count: Callable[[int], object] = lambda number: None,  # called with the images of each batch
     group: SingleProcess = SINGLE,
-    collector: data.ResultCollector | None = None,
+    collector: data.ResultCollector | None = None,  # of the first step's results, in one process
 ) -> dict[str, Metrics]:
     """Returns the sums of every step over all test images of `experiment` in this `state`, each image counted once.
 
-    If there is one process, 'most_frequent' is the number of images of the most frequent class.
-
     Raises DataError if no image can be read.
-
-    `eval_steps`: compiled evaluation steps by name; the classes that the first step predicts are the baseline of the
-    others. `should_stop`: called before every batch, and during the wait for a batch; if it returns True, the result is
-    {}. `count`: called with the number of images of each batch. `collector`: receives the results of the first step for
-    each image, if there is one process.
     """
     reached = int(jax.device_get(state.step))
     sums = {name: experiment.zero_sums() for name in eval_steps}

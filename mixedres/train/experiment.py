@@ -98,10 +98,7 @@ class Experiment:
         return Shard(jax.process_index(), jax.process_count())
 
     def shard_batch(self, batch: HostBatch, *, has_mask: bool = False) -> Batch:
-        """Returns a copy of the global batch on the devices of all processes, from the part that this process read.
-
-        Raises DataError as `mixedres.data.check_batch`; `has_mask` is for batches of an evaluation.
-        """
+        """Returns the global batch on the devices, from this process's part; raises DataError as `check_batch`."""
         rows = len(self.shard.rows(self.batch_size))
         check_batch(batch, self.source, self.config.data.name, rows, has_mask=has_mask)
         place = partial(jax.make_array_from_process_local_data, self.batch_sharding)
@@ -149,19 +146,14 @@ class Experiment:
         return step.jit_train_step(self.mesh, self.step_options, **options)
 
     def loss_and_grads(self) -> JittedStep:
-        """Returns the jitted (state, batch) -> (loss, unscaled gradients) of the training step.
-
-        It has no compiler options, because JAX refuses to trace a function that has some. Compile it with
-        `compiler_options`.
-        """
+        """Returns the jitted (state, batch) -> (loss, unscaled gradients) of the training step."""
+        # Compiler options come later: JAX refuses to trace a function that has some.
         loss_and_grads = partial(step.loss_and_grads, options=self.step_options)
         return step.jit_sharded(loss_and_grads, self.mesh, (P(), P(AXIS)))
 
     def eval_step(self) -> JittedStep:
-        """Returns the jitted (variables, batch, baseline, sums) -> (sums, results) of `mixedres.train.step.eval_step`.
-
-        On GPUs batch norms are folded into convolutions, see `mixedres.models.folding`. On CPUs this takes as long.
-        """
+        """Returns the jitted (variables, batch, baseline, sums) -> (sums, results) of `step.eval_step`."""
+        # On GPUs batch norms are folded into convolutions, see `mixedres.models.folding`. On CPUs this takes as long.
         fold = self.devices[0].platform == "gpu" and self.precision.implementation == "casting"
 
         def apply_fn(variables: Variables, images: jax.Array, *, train: bool) -> jax.Array:
@@ -173,10 +165,8 @@ class Experiment:
         return step.jit_eval_step(self.mesh, apply_fn=apply_fn, normalize=self.normalize_fn, compiler_options=options)
 
     def numerics_step(self) -> JittedStep:
-        """Returns the jitted (variables, batch) -> `numerics.TensorCounts` of a training step without a loss scale.
-
-        The network is in its plain form, because only single layers can be counted.
-        """
+        """Returns the jitted (variables, batch) -> `numerics.TensorCounts` of a training step without a loss scale."""
+        # The network is in its plain form, because only single layers can be counted.
         plain = self
         if isinstance(self.model, models.ResNet):
             plain = dataclasses.replace(self, model=self.model.clone(fused=False, use_onednn=False))
@@ -204,10 +194,7 @@ class Experiment:
         return state.variables
 
     def state_shapes(self) -> step.TrainState:
-        """Returns the shapes, dtypes and placement of the state of a training step, for compiling ahead.
-
-        Each leaf of the state is a `jax.ShapeDtypeStruct`.
-        """
+        """Returns the state of a training step as `jax.ShapeDtypeStruct`, with placement, for compiling ahead."""
         state: step.TrainState = jax.eval_shape(self.init_state)
         placement = self._state_format() or jax.tree.map(lambda _: self.replicated_sharding, state)
         state = jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), state, placement)
@@ -246,11 +233,9 @@ class Experiment:
 def for_training(
     model: models.Network, platform: str, chosen: Precision, config: ConfigDict, total_steps: int
 ) -> models.Network:
-    """Returns the network as the platform trains it fastest; see `mixedres.models.for_platform`.
-
-    Microbatches are computed in a loop, in which a step with oneDNN takes ten times as long as without. Without oneDNN,
-    a graph rewrite on CPUs keeps plain norms, so that the numbers of short runs are those of earlier versions.
-    """
+    """Returns the network as the platform trains it fastest; see `mixedres.models.for_platform`."""
+    # Microbatches are computed in a loop, in which a step with oneDNN takes ten times as long as without. Without
+    # oneDNN, a rewrite on CPUs keeps plain norms, so that short runs have the numbers of earlier versions.
     count = total_steps if config.microbatches == 1 else 0
     network = models.for_platform(model, platform, chosen.policy.compute_dtype, count)
     is_rewritten_on_cpu = chosen.implementation == "graph_rewrite" and platform == "cpu"

@@ -1,7 +1,4 @@
-"""The first half of a training step: scaled gradients, averaged over microbatches and devices.
-
-The order of a step, and its reasons, are in `mixedres.train.step`.
-"""
+"""The first half of a training step: scaled gradients, averaged over microbatches and devices."""
 
 import dataclasses
 import math
@@ -28,48 +25,28 @@ LAST_BUCKET = 4e6
 
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
-    """The constants of a training step.
-
-    Attributes:
-      apply_fn: the model's `apply`.
-      normalize: function from the images of a batch to the float32 input of the network.
-      tx: an optimizer wrapped in `mixedres.precision.loss_scaled`; None if only gradients are computed.
-      label_smoothing: fraction of the target spread over all classes.
-      mixup: alpha of `mixedres.train.losses.mixup`; 0: images are not mixed.
-      seed: random seed of mixup.
-      microbatches: number of equal parts whose gradients are averaged before the update.
-      allreduce_dtype: dtype in which gradients are averaged over devices; None: the parameters'.
-      trainable: a function from parameters to a tree of booleans; the gradient is 0 where it is false. None: all are
-        trainable.
-      frozen_statistics: normalize by the running statistics, without updating them.
-      ema_decay: decay of the moving average; 0: no average.
-      max_consecutive_skips: skipped steps in a row after which the step halts.
-      ohwi: the state's kernels have the memory layout of `mixedres.models.kernel_layout`.
-      in_buckets: average the gradients over devices in a few flat vectors.
-    """
+    """The constants of a training step."""
 
     apply_fn: ApplyFn
-    normalize: NormalizeFn
-    tx: optax.GradientTransformation | None = None
-    label_smoothing: float = 0.0
-    mixup: float = 0.0
-    seed: int = 0
-    microbatches: int = 1
-    allreduce_dtype: DType = None
-    trainable: MaskFn | None = None
-    frozen_statistics: bool = False
-    ema_decay: float = 0.0
-    max_consecutive_skips: int = 25
-    ohwi: bool = False
-    in_buckets: bool = False
+    normalize: NormalizeFn  # from the images of a batch to the float32 input of the network
+    tx: optax.GradientTransformation | None = None  # `loss_scaled`; None if only gradients are computed
+    label_smoothing: float = 0.0  # fraction of the target spread over all classes
+    mixup: float = 0.0  # alpha of `mixedres.train.losses.mixup`; 0: images are not mixed
+    seed: int = 0  # of mixup
+    microbatches: int = 1  # equal parts whose gradients are averaged before the update
+    allreduce_dtype: DType = None  # dtype in which gradients are averaged over devices; None: the parameters'
+    trainable: MaskFn | None = None  # the gradient is 0 where it is false; None: all are trainable
+    frozen_statistics: bool = False  # normalize by the running statistics, without updating them
+    ema_decay: float = 0.0  # of the moving average; 0: no average
+    max_consecutive_skips: int = 25  # skipped steps in a row after which the step halts
+    ohwi: bool = False  # the state's kernels have the memory layout of `mixedres.models.kernel_layout`
+    in_buckets: bool = False  # average the gradients over devices in a few flat vectors
 
 
 def scaled_grads(
     variables: Variables, batch: Batch, loss_scale: LossScale, step: jax.Array, options: StepOptions
 ) -> tuple[Params, PyTree, Metrics]:
     """Computes the gradients of the scaled loss over all devices; runs inside `jax.shard_map` over `AXIS`.
-
-    `step`: number of the step, which with the seed decides how mixup mixes.
 
     Returns gradients in the dtype of the all-reduce (float32 if they are summed in buckets), new batch statistics, and
     the float32 metrics 'loss' (unscaled) and 'top1'.
@@ -90,11 +67,7 @@ def scaled_grads(
 def scaled_loss(
     params: Params, batch_stats: PyTree, batch: Batch, loss_scale: LossScale, options: StepOptions
 ) -> tuple[jax.Array, tuple[PyTree, Metrics]]:
-    """Computes the loss of this device's images times the loss scale, and (new statistics, {'loss', 'top1'}).
-
-    Args: as for `scaled_grads`, which has `params` and `batch_stats` in its `variables`; `batch` may be a result of
-    `mixedres.train.losses.mixup`.
-    """
+    """Computes the loss of this device's images times the loss scale, and (new statistics, {'loss', 'top1'})."""
     if options.trainable is not None:  # removes the backward pass of the other parameters
         trainable = options.trainable(params)
         params = jax.tree.map(lambda trainable, x: x if trainable else jax.lax.stop_gradient(x), trainable, params)
@@ -117,8 +90,8 @@ def _gradients(
 ) -> tuple[Params, PyTree, Metrics]:
     """Computes the gradients of the scaled loss on this device, the new batch statistics and the metrics.
 
-    Gradients and metrics are means over the microbatches; the gradients are still scaled. Each microbatch updates the
-    batch statistics of the microbatch before it. Nothing is averaged over devices.
+    Gradients and metrics are means over the microbatches. Each microbatch updates the batch statistics of the
+    microbatch before it. Nothing is averaged over devices.
     """
     grad_fn, microbatches = jax.grad(partial(scaled_loss, options=options), has_aux=True), options.microbatches
     if microbatches == 1:
@@ -142,12 +115,9 @@ def split_batch(batch: Batch, microbatches: int) -> Batch:
 
 
 def _in_layout_of_params(grads: Params) -> Params:
-    """Returns the gradients, where the gradient of a convolution has the memory layout of its kernel.
+    """Returns the gradients, where the gradient of a convolution has the memory layout of its kernel."""
 
-    XLA for GPUs would otherwise update kernels in the layout in which cuDNN writes gradients, and copy weights and
-    momentum there and back.
-    """
-
+    # XLA for GPUs would otherwise update kernels in cuDNN's layout, and copy weights and momentum there and back.
     def fix(g: jax.Array) -> PyTree:
         if g.ndim < 4:
             return g
@@ -167,10 +137,9 @@ def _mean_in_buckets(grads: Params, others: PyTree, dtype: DType) -> tuple[Param
     XLA for GPUs also sums gradients as flat vectors, but copies each gradient out of them in a kernel of its own. The
     step of ResNet-50 for eight GPUs then has 1,182 kernels. With buckets it has 755, and 807 on one GPU without them.
 
-    The last bucket has the vectors of all layers and, if `dtype` is None, the other arrays. Otherwise a first
-    all-reduce sums these arrays. Nothing hides the last all-reduce, so the last bucket is small; each bucket before has
-    twice the size of the next. Each bucket waits for the sum of the bucket before. Without this order, XLA for 64 GPUs
-    starts three of four all-reduces after 0.95 of the bytes of the step.
+    The last bucket has the vectors of all layers and, if `dtype` is None, the other arrays. Nothing hides the last
+    all-reduce, so the last bucket is small; each bucket before has twice the size of the next. Each bucket waits for
+    the bucket before: else XLA for 64 GPUs starts three of four all-reduces after 0.95 of the bytes of the step.
     """
     leaves, structure = jax.tree.flatten(grads)
     modules = [leaf_path(path).partition("/")[0] for path, _ in jax.tree_util.tree_leaves_with_path(grads)]
@@ -206,10 +175,8 @@ def _mean_in_buckets(grads: Params, others: PyTree, dtype: DType) -> tuple[Param
 
 
 def _mean_over_devices(tree: PyTree, dtype: DType) -> Any:
-    """Returns the mean of a tree, summed in `dtype`; None: in the dtypes of the tree.
-
-    The division comes before the cast, because the sum of n float16 gradients can overflow where their mean does not.
-    """
+    """Returns the mean of a tree, summed in `dtype`; None: in the dtypes of the tree."""
+    # Divides before the cast, because the sum of n float16 gradients can overflow where their mean does not.
     if dtype is None:
         return jax.lax.pmean(tree, AXIS)
     devices = jax.lax.axis_size(AXIS)
@@ -217,13 +184,8 @@ def _mean_over_devices(tree: PyTree, dtype: DType) -> Any:
 
 
 def tensor_counts(variables: Variables, batch: Batch, *, options: StepOptions) -> TensorCounts:
-    """Counts the tensors of one step without a loss scale, over all devices; runs inside `jax.shard_map` over `AXIS`.
-
-    Counts the gradients that each device computes, before any mean over microbatches and devices, because these
-    gradients must fit into float16.
-
-    Args: as for `scaled_grads`.
-    """
+    """Counts the tensors of a step without loss scale, over all devices; runs inside `jax.shard_map` over `AXIS`."""
+    # The gradients of each device, before any mean, because these gradients must fit into float16.
     loss_fn = partial(scaled_loss, options=options)
     per_device = jax.lax.pcast((variables["params"], variables["batch_stats"]), AXIS, to="varying")
 

@@ -31,46 +31,26 @@ _MUCH_LARGER = 3.0
 
 @dataclasses.dataclass
 class Loop:
-    """A run between its first and its last step.
-
-    Attributes:
-      experiment: the parts of the run that the config names.
-      directory: the workdir.
-      group: the processes of the run.
-      claim: the claim of the directory; None in a process that does not write.
-      saved: the checkpoints.
-      log: the log.
-      sampler: examines the numerics now and then.
-      profiler: traces the steps that ``config.profile`` names.
-      stop_signal: the signal that asks the run to stop.
-      train_step, eval_step: the compiled steps.
-      state: the state after the newest step.
-      host: evaluations and sums, which the next checkpoint holds.
-      baseline: fraction of the test images that have the most frequent class; None if it is not known.
-      results: results of the single images of the newest evaluation, if it was known to be the last; else None.
-      compilations: names of the programs compiled between the first and the last step; should be empty.
-      collects: keep the results of the single images of the last evaluation.
-      on_evaluation: see `mixedres.train.fit`.
-    """
+    """A run between its first and its last step."""
 
     experiment: Experiment
     directory: pathlib.Path
     group: SingleProcess
-    claim: Claim | None
+    claim: Claim | None  # of the directory; None in a process that does not write
     saved: checkpoints.Checkpoints
     log: RunLog
-    sampler: Sampler
-    profiler: Profiler
+    sampler: Sampler  # examines the numerics now and then
+    profiler: Profiler  # traces the steps that ``config.profile`` names
     stop_signal: StopSignal
     train_step: CompiledStep
     eval_step: CompiledStep
-    state: step.TrainState
-    host: checkpoints.HostState
-    collects: bool = False
-    on_evaluation: evaluation.OnEvaluation | None = None
-    baseline: float | None = None
-    results: data.ImageResults | None = None
-    compilations: list[str] = dataclasses.field(default_factory=list)
+    state: step.TrainState  # after the newest step
+    host: checkpoints.HostState  # evaluations and sums, which the next checkpoint holds
+    collects: bool = False  # keep the results of the single images of the last evaluation
+    on_evaluation: evaluation.OnEvaluation | None = None  # see `mixedres.train.fit`
+    baseline: float | None = None  # fraction of the test images that have the most frequent class
+    results: data.ImageResults | None = None  # of the newest evaluation, if it was known to be the last
+    compilations: list[str] = dataclasses.field(default_factory=list)  # after the first step; should be empty
     _stopping: bool = False
     _told: int | None = None  # the step whose evaluation `on_evaluation` has seen
     _is_ended: bool = False  # by `on_evaluation`
@@ -78,10 +58,8 @@ class Loop:
     def run(self, batches: data.Prefetch[data.Batch, Batch]) -> Record:
         """Runs to the end, over `batches`, which begin with the next step, and returns the last evaluation.
 
-        Raises:
-          Stopped: after a signal; everything up to the last step is saved.
-          NonFiniteError: at a step whose numbers are not finite; the state is the one before this step.
-          TrainingError: if the last checkpoint cannot be saved, or the devices have different states.
+        Raises Stopped after a signal, with all saved; NonFiniteError, with the state before the step; and TrainingError
+        if the last checkpoint cannot be saved, or the devices have different states.
         """
         log, first_step, total_steps = self.log, int(self.state.step), self.experiment.total_steps
         self._stopping = self.group.stop_agreed(self._is_asked_to_stop(), first_step)
@@ -128,10 +106,7 @@ class Loop:
             raise self._stopped(done - 1) from None
 
     def stops_alone(self) -> bool:
-        """Returns whether a single process was asked to stop.
-
-        One of several processes must not leave an evaluation or a wait for data alone: they agree after the next step.
-        """
+        """Returns whether a single process was asked to stop; several processes agree after the next step."""
         return self.group.count == 1 and self._is_asked_to_stop()
 
     def _is_asked_to_stop(self) -> bool:

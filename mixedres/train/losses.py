@@ -7,15 +7,10 @@ from mixedres._internal.types import Batch
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
-    """Computes the softmax cross-entropy of each example, in nats.
+    """Computes the softmax cross-entropy of each example, in nats: (batch,) in the dtype of the logits.
 
-    With smoothing s the target is ``(1 - s) * onehot + s / num_classes`` (Szegedy et al., arXiv 1512.00567).
-
-    `logits`: (batch, num_classes), float32 or float64: a half-precision softmax loses the tail.
-
-    Returns (batch,) losses in the dtype of the logits.
-
-    Raises TypeError for half-precision logits.
+    With smoothing s the target is ``(1 - s) * onehot + s / num_classes`` (Szegedy et al., arXiv 1512.00567). `logits`:
+    (batch, num_classes). Raises TypeError for half-precision logits: a half-precision softmax loses the tail.
     """
     if logits.dtype not in (jnp.float32, jnp.float64):
         raise TypeError(f"logits must be float32 or float64, got {logits.dtype}; cast them first")
@@ -32,13 +27,9 @@ def mixup(batch: Batch, key: jax.Array, alpha: float) -> Batch:
     """Returns the batch in which each image is a weighted mean with its partner, the image at the mirrored place.
 
     The weight w is drawn once for the batch from Beta(alpha, alpha) (Zhang et al., arXiv 1710.09412). The larger of w
-    and 1 - w belongs to the image itself, so that its label is the one that counts in top-1. This changes only the
-    order of the mixed images.
-
-    `batch`: 'image' (b, h, w, c) uint8 or float and 'label' (b,) integers. `alpha`: > 0; at 1 the weight is uniform,
-    near 0 most batches are hardly mixed.
-
-    Returns 'image' float32, 'label', 'other_label' (b,) of the partners, and 'weight' (b,) float32, in [0.5, 1].
+    and 1 - w belongs to the image itself, so that its label is the one that counts in top-1. `batch`: 'image' (b, h, w,
+    c) uint8 or float and 'label' (b,) integers. Returns 'image' float32, 'label', 'other_label' (b,) of the partners,
+    and 'weight' (b,) float32, in [0.5, 1].
     """
     drawn = jax.random.beta(key, alpha, alpha, dtype=jnp.float32)
     weight = jnp.maximum(drawn, 1.0 - drawn)
@@ -63,8 +54,6 @@ def in_top_k(logits: jax.Array, labels: jax.Array, k: int) -> jax.Array:
 
     Equal logits, which are common in half precision, rank by index, so that top-1 is argmax. An example with a NaN
     among its logits or with a label out of range is wrong, although no logit is larger.
-
-    `k`: >= 1; with k >= num_classes every example without NaN is right.
     """
     true = jnp.take_along_axis(logits, labels[:, None], axis=1)
     classes = jnp.arange(logits.shape[1])[None]

@@ -38,19 +38,11 @@ def schedule(
         (`peak` times `factors[i]` after `boundaries[i]` steps; the step at the boundary still has the old rate, as in
         the TensorFlow original), 'polynomial' (``(1 - progress) ** power``, to `end_factor * peak`), or a name of
         `registry.SCHEDULES`.
-      peak: learning rate after the warm-up, > 0.
       total_steps: length of the run, warm-up included.
       warmup_steps: steps of linear growth; step 0 has rate 0.
-      end_factor: final rate as a fraction of the peak, for cosine and polynomial.
-      boundaries: increasing numbers of steps since the start of the run, for piecewise.
-      factors: the rate after each boundary as a fraction of the peak, for piecewise.
-      power: exponent, for polynomial.
+      boundaries: increasing numbers of steps since the start of the run.
 
-    Returns:
-      A function from the number of applied updates to the learning rate, a float32 scalar.
-
-    Raises:
-      ValueError: for an unknown name or a number out of range.
+    Returns the float32 rate by the number of applied updates; raises ValueError for a name or number out of range.
     """
     if name not in (*SCHEDULES, *registry.SCHEDULES):
         raise ValueError(f"schedule {name!r} is unknown; use one of {', '.join((*SCHEDULES, *registry.SCHEDULES))}")
@@ -91,10 +83,7 @@ def _checked(name: str, rate: optax.Schedule) -> optax.Schedule:
 
 
 def path_mask(pattern: str) -> MaskFn:
-    """Returns a function that maps a pytree to booleans: true where `pattern` is found in the path of the leaf.
-
-    Paths look like '/block_layer1_1/conv1/kernel'. Raises ValueError if the pattern is no regular expression.
-    """
+    """Returns a function from a pytree to booleans: true where the path, such as '/block1/conv1/kernel', matches."""
     try:
         compiled = re.compile(pattern)
     except re.error as error:
@@ -144,10 +133,7 @@ def _trace(momentum: float, nesterov: bool) -> optax.GradientTransformation:
 
 
 def _on_matrices(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Returns `tx` on parameters of at most two axes: a kernel (height, width, in, out) is (height * width * in, out).
-
-    `optax.contrib.MuonDimensionNumbers` would do the same, but optax 0.2.5 does not have them.
-    """
+    """Returns `tx` on parameters of at most two axes: a kernel (h, w, in, out) is (h * w * in, out)."""
 
     def flat(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]) if x.ndim > 2 else x, tree)
@@ -156,6 +142,7 @@ def _on_matrices(tx: optax.GradientTransformation) -> optax.GradientTransformati
         new, state = tx.update(flat(updates), state, flat(params))
         return jax.tree.map(lambda u, like: u.reshape(like.shape), new, updates), state
 
+    # `optax.contrib.MuonDimensionNumbers` would do the same, but optax 0.2.5 does not have them.
     return optax.GradientTransformation(lambda params: tx.init(flat(params)), update)
 
 
@@ -175,11 +162,10 @@ def create(
     """Returns an optimizer for unscaled float32 gradients.
 
     Args:
-      name: a name of `registry.OPTIMIZERS`: 'sgd', 'lars' (You et al., arXiv 1708.03888, with optax's trust ratio
-        |w| / |g + decay * w| where the paper has |w| / (|g| + decay * |w|)), 'adamw' (arXiv 1711.05101), 'muon' (arXiv
-        2502.16982), or a registered one. Muon moves a kernel by its momentum with all singular values near 1; the rows
-        of the matrix are height, width and input channels of a convolution. Parameters with one axis are updated by
-        adamw.
+      name: a name of `registry.OPTIMIZERS`: 'sgd', 'lars' (You et al., arXiv 1708.03888, with optax's trust ratio |w| /
+        |g + decay * w| where the paper has |w| / (|g| + decay * |w|)), 'adamw' (arXiv 1711.05101), 'muon' (arXiv
+        2502.16982), or a registered one. Muon moves a kernel by its momentum with all singular values near 1;
+        parameters with one axis are updated by adamw.
       learning_rate: function of the number of applied updates.
       weight_decay: >= 0. For sgd and lars coupled L2: ``weight_decay * w`` is added to the gradient. For adamw and muon
         decoupled: the update shrinks w by ``learning_rate * weight_decay``.
@@ -189,14 +175,13 @@ def create(
         momentum: momentum of sgd, lars and muon, and beta 1 of adamw; in [0, 1).
         nesterov: Nesterov momentum, for sgd, lars and muon.
         rate_in_momentum: for sgd: ``v = momentum * v - rate * g`` and ``w += v``, as Keras has it, where a change of
-          the rate does not rescale earlier updates; False: ``v = momentum * v + g`` and ``w -= rate * v``. Both are
-          the same at a constant rate. lars always has the first form.
+          the rate does not rescale earlier updates; False: ``v = momentum * v + g`` and ``w -= rate * v``. Both are the
+          same at a constant rate. lars always has the first form.
         beta2, epsilon: for adamw and muon.
         trust_coefficient: for lars.
 
     Raises:
-      ValueError: for an unknown name, a number out of range, and an option that this optimizer does not take, unless
-        the option has its default value.
+      ValueError: for an unknown name, a number out of range, and an option that this optimizer does not take.
     """
     chosen = optimizer_options(name, options)
     if not (weight_decay >= 0 and clip_norm >= 0):
@@ -212,10 +197,7 @@ def create(
 
 
 def with_layer_decay(tx: optax.GradientTransformation, factor: float) -> optax.GradientTransformation:
-    """Returns `tx` with its updates multiplied by ``factor ** depth``, for the depths of `depths`.
-
-    Howard and Ruder, arXiv 1801.06146, scale every layer so, by 1/2.6.
-    """
+    """Returns `tx` with its updates multiplied by ``factor ** depth`` (Howard and Ruder, arXiv 1801.06146: 1/2.6)."""
 
     def scale(updates: PyTree, _: PyTree) -> PyTree:
         depth = depths(updates)
@@ -229,11 +211,7 @@ def with_layer_decay(tx: optax.GradientTransformation, factor: float) -> optax.G
 
 
 def depths(names: Collection[str]) -> dict[str, int]:
-    """Returns the depth of each module of a ResNet, which counts from the head down.
-
-    The head and the norm before it have depth 0, the last block 1, and the stem one more than the first block. Unknown
-    names have depth 0.
-    """
+    """Returns the depth of each module of a ResNet, from the head (0) and the last block (1) down to the stem."""
     blocks = [name for name in names if name.startswith("block_layer")]  # such as 'block_layer1_2'
     blocks.sort(key=lambda name: tuple(map(int, name.removeprefix("block_layer").split("_"))), reverse=True)
     known = {name: depth for depth, name in enumerate(blocks, start=1)}
@@ -242,11 +220,8 @@ def depths(names: Collection[str]) -> dict[str, int]:
 
 
 def train_only(tx: optax.GradientTransformation, pattern: str) -> optax.GradientTransformation:
-    """Returns `tx` for the parameters whose paths match `pattern`; the other parameters stay as they are.
-
-    The other parameters have no optimizer state, and their updates are -0.0, which change no bit of any number;
-    optax.selective_transform would give them +0.0. Raises ValueError if the pattern is no regular expression.
-    """
+    """Returns `tx` for the parameters whose paths match `pattern`; the other parameters stay as they are."""
+    # The updates of others are -0.0, which change no bit; optax.selective_transform would give +0.0.
     mask = path_mask(pattern)
 
     def select(updates: PyTree, _: PyTree) -> PyTree:

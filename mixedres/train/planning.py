@@ -1,9 +1,4 @@
-"""Plan of a run: a config whose mistakes are answered, the open data, and the directory.
-
-Every mistake in a config is found by `plan`, before anything is written. What needs neither JAX nor Flax is checked
-first, so that such a mistake is answered within a CPU second. Importing this module imports no JAX. JAX and optax take
-0.7 CPU seconds, Flax and the trainer another 0.5.
-"""
+"""Plan of a run: the checked config, the open data, and the directory."""
 
 from __future__ import annotations
 
@@ -26,6 +21,8 @@ from mixedres._internal.types import Record
 from mixedres.checkpoints import RecordedRun, RunDirectory, workdir
 from mixedres.config import KEYS, flatten, profile_window, unflatten, validate
 
+# Imported when needed, so that mistakes are answered within a CPU second: JAX and optax take 0.7 CPU seconds to import,
+# Flax and the trainer another 0.5.
 if TYPE_CHECKING:
     from mixedres.train.experiment import Experiment
     from mixedres.train.start import InitialWeights
@@ -71,11 +68,7 @@ class Plan:
 
     @functools.cached_property
     def traced_steps(self) -> range:
-        """Returns the numbers of the steps, from 1, that ``config.profile`` names; empty without it.
-
-        Raises:
-          ConfigError: if the first of these steps lies beyond the end of the run.
-        """
+        """Returns the steps, from 1, that ``config.profile`` names; raises ConfigError beyond the run's end."""
         given, total = self.config.profile, self.experiment.total_steps
         if given is None:
             return range(0)
@@ -131,7 +124,6 @@ def plan(
     """Checks a config, its data and its directory, and returns the plan of the run; writes nothing.
 
     Args:
-      config: the config.
       directory: the workdir, an absolute path; None: a network and data without a run, or the evaluation of
         ``config.init_from``.
       source: a data set in place of the config's.
@@ -186,14 +178,7 @@ def _continues(directory: pathlib.Path | None, clean: bool) -> bool:
 
 
 def _with_network(config: ConfigDict, recorded: Record | None, weights: pathlib.Path | None) -> ConfigDict:
-    """Returns the config in which a network replaces ``model.name=auto``; other configs unchanged.
-
-    `recorded`: the flat config of the run that goes on, which has the network already; None: there is no such run.
-    `weights`: the path of ``config.init_from``, a file or a run, which has the network else; None: the key is not set.
-
-    Raises ConfigError if the config names no weights, if the weights are of no network of mixedres, or if there is no
-    network of this name.
-    """
+    """Returns the config in which ``model.name=auto`` is the network of the recorded run or of the weights."""
     if config.model.name == "auto":
         if config.init_from is None:
             raise ConfigError("config.model.name=auto takes the network of config.init_from; set config.init_from")
@@ -211,10 +196,7 @@ def _with_network(config: ConfigDict, recorded: Record | None, weights: pathlib.
 
 
 def _with_source(config: ConfigDict, source: data.Source | None) -> ConfigDict:
-    """Returns the config with the name of the class of `source`, a data set of the user's, as `data.name`.
-
-    Raises ConfigError for keys that the source does not follow.
-    """
+    """Returns the config with the name of the class of `source`, a data set of the user's, as `data.name`."""
     if source is None:
         return config
     if config.data.augment != "none" or config.data.erasing:

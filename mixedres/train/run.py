@@ -59,8 +59,8 @@ def fit(
     Args:
       plan: the result of `mixedres.train.plan`, with a directory.
       group: the processes of the run; process 0 writes.
-      on_results: called with the results of the single images at the end of a run of one process; returns words for
-        the last lines. A run that ends by `stop_at_top1` does not call it.
+      on_results: called with the results of the single images at the end of a run of one process; returns words for the
+        last lines. A run that ends by `stop_at_top1` does not call it.
       on_evaluation: called after each evaluation with a dictionary of 'step', 'epoch', 'top1', 'top5', 'loss' and
         'examples'; the run ends if it returns a true value. A run that goes on calls it for its newest evaluation
         first. Each process of a group calls it, and must get the same answer.
@@ -164,10 +164,7 @@ def _say_compiled(programs: CompilationCounter, seconds: float, first_step: int)
 
 
 def _compile(experiment: Experiment, state: step.TrainState) -> dict[str, Any]:
-    """Returns the compiled fields of `Loop`.
-
-    All steps are compiled ahead, so that a call with other shapes is an error instead of a compilation.
-    """
+    """Returns the compiled fields of `Loop`; a call of a compiled step with other shapes is an error."""
     sampler, shapes = Sampler(experiment), experiment.batch_shapes()
     sampler.compile(state)
     train_step = experiment.train_step().lower(state, shapes).compile()
@@ -211,11 +208,8 @@ def _open_log(
 
 
 def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:
-    """Returns a function on the host from the number of updates to the learning rate, a float.
-
-    The function evaluates the schedule on the device for 4096 updates at a time, and keeps the results. An
-    evaluation for each update would wait for the steps that the device has not finished.
-    """
+    """Returns a function on the host from the number of updates to the learning rate, a float."""
+    # Evaluated for 4096 updates at a time: one evaluation would wait for the steps that the device has not finished.
     size = 4096
     evaluate = jax.jit(jax.vmap(schedule))
 

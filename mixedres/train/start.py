@@ -33,18 +33,11 @@ _WORTH_A_LINE = (
 
 @dataclasses.dataclass(frozen=True)
 class InitialWeights:
-    """Weights from a file or another run, for a network.
+    """Weights from a file or another run, for a network."""
 
-    Attributes:
-      variables: {'params', 'batch_stats'}, numpy arrays in the network's dtypes; without 'head' if the file's head has
-        other classes.
-      has_head: whether the head is among the variables.
-      note: a line to print: the origin of the weights, and what is missing.
-    """
-
-    variables: Variables
-    has_head: bool
-    note: str
+    variables: Variables  # {'params', 'batch_stats'}, numpy arrays in the network's dtypes
+    has_head: bool  # False: the file's head has other classes, and is not among the variables
+    note: str  # a line to print: the origin of the weights, and what is missing
 
     def apply_to(self, state: TrainState, sharding: jax.sharding.Sharding) -> TrainState:
         """Returns `state` with these weights, also in its moving average, placed by `sharding`."""
@@ -60,17 +53,11 @@ class InitialWeights:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A state to start from.
+    """A state to start from."""
 
-    Attributes:
-      state: the state, on the devices.
-      host: the state of the host in the checkpoint; None without a checkpoint.
-      initial: the weights of ``config.init_from``; None for a checkpoint and for random weights.
-    """
-
-    state: TrainState
-    host: HostState | None = None
-    initial: InitialWeights | None = None
+    state: TrainState  # on the devices
+    host: HostState | None = None  # None without a checkpoint
+    initial: InitialWeights | None = None  # None for a checkpoint and for random weights
 
     @property
     def is_random(self) -> bool:
@@ -122,10 +109,7 @@ def _in_words(experiment: Experiment) -> str:
 def find_start(
     experiment: Experiment, saved: checkpoints.Checkpoints, initial: InitialWeights | None, *, set_aside: bool = False
 ) -> Start:
-    """Returns the start from the newest checkpoint, else from `initial`, else from random weights.
-
-    Args and errors: as for `restore_newest`; `initial` is as of `Plan`.
-    """
+    """Returns the start from the newest checkpoint, else `initial`, else random weights; see `restore_newest`."""
     restored = restore_newest(experiment, saved, set_aside=set_aside)
     return restored or Start(new_state(experiment, initial), initial=initial)
 
@@ -141,10 +125,7 @@ def latest_start(
 
 
 def new_state(experiment: Experiment, initial: InitialWeights | None = None) -> TrainState:
-    """Returns the state before the first step, on the devices: random or from `initial`, whose note is printed.
-
-    Raises MemoryShortage if the devices have no room for it.
-    """
+    """Returns the state before the first step, on the devices: random or from `initial`, whose note is printed."""
     # Random initialization is a large program that runs once; on the CPU most of its time would be optimization.
     quick = jax_compat.options_for_one_run(experiment.devices[0].platform)
     sharding = experiment.replicated_sharding
@@ -163,9 +144,8 @@ def new_state(experiment: Experiment, initial: InitialWeights | None = None) -> 
 def restore_newest(experiment: Experiment, saved: checkpoints.Checkpoints, *, set_aside: bool = False) -> Start | None:
     """Returns the start from the newest undamaged checkpoint; None without a checkpoint.
 
-    Prints which newer checkpoints are damaged. With `set_aside` the run continues here: the damaged checkpoints are
-    renamed, and changes of the config are printed. Raises ConfigError if all are damaged, are of another network, or
-    lie beyond the end of the run.
+    With `set_aside` the run continues here: damaged checkpoints are renamed, and changes of the config are printed.
+    Raises ConfigError if all are damaged, are of another network, or lie beyond the end of the run.
     """
     if saved.latest_step() is None:
         return None
@@ -195,11 +175,8 @@ def restore_newest(experiment: Experiment, saved: checkpoints.Checkpoints, *, se
 
 
 def _print_changes(experiment: Experiment, record: Record) -> None:
-    """Prints a note if the number of devices changed since the checkpoint, and one if the run is longer now.
-
-    The number of devices changes the statistics of batch norm, unless they are synchronized. The length changes the
-    learning rate.
-    """
+    """Prints a note if the number of devices changed since the checkpoint, and one if the run is longer now."""
+    # Batch norm follows the number of devices, unless it is synchronized; the learning rate follows the length.
     before, now = record["devices"], len(experiment.devices)
     if before != now and not experiment.config.batch_norm.sync:
         console.say(
@@ -214,8 +191,6 @@ def load_weights(given: str, like: Variables, model: models.Network, spec: Input
     """Reads the weights at the path `given`, which ``config.init_from`` names; see `mixedres.checkpoints.read_weights`.
 
     Raises ConfigError if they cannot be read or are of another network; the message lists what does not fit.
-
-    `spec`: input of the network. If the weights were trained with another normalization, the note says so.
     """
     with config_errors("config.init_from"):
         file = checkpoints.read_weights(expanded(given))

@@ -41,23 +41,14 @@ CompilerOptions: TypeAlias = dict[str, Any] | None
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """The state of a run between two steps.
+    """The state of a run between two steps."""
 
-    Attributes:
-      step: int32 scalar, number of batches consumed, with those of skipped steps: the data position.
-      params: float32 parameters.
-      batch_stats: float32 running statistics; {} for a network without any.
-      opt_state: state of `mixedres.precision.loss_scaled`, with the loss scale.
-      ema: float32 moving averages {'params', 'batch_stats'}, or None.
-      halted: boolean scalar; true if the step after this state cannot be taken, see `train_step`.
-    """
-
-    step: jax.Array
-    params: Params
-    batch_stats: PyTree
-    opt_state: LossScaledState
-    ema: Variables | None
-    halted: jax.Array
+    step: jax.Array  # int32 scalar, number of batches consumed, with those of skipped steps: the data position
+    params: Params  # float32
+    batch_stats: PyTree  # float32 running statistics; {} for a network without any
+    opt_state: LossScaledState  # of `mixedres.precision.loss_scaled`, with the loss scale
+    ema: Variables | None  # float32 moving averages {'params', 'batch_stats'}, or None
+    halted: jax.Array  # boolean scalar; true if the step after this state cannot be taken, see `train_step`
 
     @property
     def loss_scale(self) -> LossScale:
@@ -99,7 +90,7 @@ def train_step(state: TrainState, batch: Batch, *, options: StepOptions) -> tupl
 
     Returns the new state, and float32 scalar metrics over the global batch: 'loss' (mean, unscaled, smoothed), 'top1'
     (fraction), 'grads_finite' (0 or 1, for loss and gradients), 'loss_scale' (the scale that was used) and 'halted' (0
-    or 1). The first step with 'halted' is the one that failed; the steps after it were not taken.
+    or 1).
     """
     grads, batch_stats, metrics = scaled_grads(state.variables, batch, state.loss_scale, state.step, options)
     checked = {"checked": kernel_layout.to_ohwi(grads)} if options.ohwi else {}
@@ -128,10 +119,7 @@ def train_step(state: TrainState, batch: Batch, *, options: StepOptions) -> tupl
 
 
 def loss_and_grads(state: TrainState, batch: Batch, *, options: StepOptions) -> tuple[jax.Array, Params]:
-    """Computes loss and unscaled gradients of a step; `train_step` takes the step only if all of them are finite.
-
-    Args: as for `train_step`; `options.tx` is not used.
-    """
+    """Computes loss and unscaled gradients of a step; `train_step` takes the step only if all of them are finite."""
     grads, _, metrics = scaled_grads(state.variables, batch, state.loss_scale, state.step, options)
     with jax.named_scope("unscale"):
         return metrics["loss"], state.loss_scale.unscale(grads)
@@ -189,13 +177,10 @@ def jit_sharded(
     out_specs: PyTree = P(),  # noqa: B008
     *,
     donate: int | tuple[int, ...] = (),
-    first_format: PyTree = None,
+    first_format: PyTree = None,  # memory layout and sharding of the first input and the first output
     compiler_options: CompilerOptions = None,
 ) -> JittedStep:
-    """Returns `step` under `shard_map` and `jit`, with inputs and outputs sharded by the specs.
-
-    `first_format`: memory layout and sharding of the first input and the first output.
-    """
+    """Returns `step` under `shard_map` and `jit`, with inputs and outputs sharded by the specs."""
     mapped = jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
     inputs, outputs = jax.tree.map(
         lambda spec: NamedSharding(mesh, spec), (in_specs, out_specs), is_leaf=lambda x: isinstance(x, P)
@@ -215,19 +200,13 @@ def jit_train_step(
     mesh: Mesh,
     options: StepOptions,
     *,
-    donate: bool | None = None,
-    state_format: PyTree = None,
+    donate: bool | None = None,  # whether the new state takes the memory of the old state; None: yes, except on the CPU
+    state_format: PyTree = None,  # see `mixedres.models.kernel_layout.formats`
     compiler_options: CompilerOptions = None,
 ) -> JittedStep:
-    """Returns `train_step` with `options` as a jitted, sharded function (state, batch) -> (state, metrics).
-
-    `options`: of the step; `ohwi` follows from `state_format`, and `in_buckets` is set for several GPUs. `donate`:
-    whether the new state takes the memory of the old state; None: yes, except on the CPU. XLA for CPUs writes
-    parameters and momentum in loops that read both, and would first copy a donated state. The copy costs 7 % of a step
-    of ResNet-50 with 16 images of 64 pixels. `state_format`: memory layout of the state if not the default; see
-    `mixedres.models.kernel_layout.formats`.
-    """
+    """Returns `train_step` with `options` as a jitted, sharded function (state, batch) -> (state, metrics)."""
     platform = mesh.devices.flat[0].platform
+    # XLA for CPUs would first copy a donated state: 7 % of a step of ResNet-50 with 16 images of 64 pixels.
     donates = platform != "cpu" if donate is None else donate
     # XLA for CPUs and TPUs joins all gradients into one all-reduce without a kernel for each.
     in_buckets = options.in_buckets or (mesh.size > 1 and platform not in ("cpu", "tpu"))
@@ -253,23 +232,17 @@ def jit_eval_step(
 
 
 def _select(keep: jax.Array, new: PyTree, old: PyTree) -> PyTree:
-    """Returns `new` if the boolean scalar `keep` is true, else `old`, leaf by leaf.
-
-    XLA for GPUs updates each of the many small vectors of batch norm in a kernel of its own, unless they read a common
-    array. So all vectors read one array of `keep`, which the barrier keeps XLA from splitting: 183 kernels fewer in a
-    step of ResNet-50.
-    """
+    """Returns `new` if the boolean scalar `keep` is true, else `old`, leaf by leaf."""
+    # All read one array of `keep`, which the barrier keeps XLA for GPUs from splitting into a kernel for each small
+    # vector: 183 kernels fewer in a step of ResNet-50.
     longest = max((x.size for x in jax.tree.leaves(new) if x.ndim == 1), default=0)
     shared = jax.lax.optimization_barrier(jnp.full(longest, keep))
     return jax.tree.map(lambda n, o: jnp.where(shared[: n.size] if n.ndim == 1 else keep, n, o), new, old)
 
 
 def _average(state: TrainState, new: Variables, decay: float) -> Variables | None:
-    """Returns the moving average after this update.
-
-    The decay grows as (1 + n) / (10 + n) with the n updates so far, so that the random start has little weight: the
-    rule of TensorFlow's ExponentialMovingAverage with num_updates.
-    """
+    """Returns the moving average after this update."""
+    # (1 + n) / (10 + n) after n updates: the rule of TensorFlow's ExponentialMovingAverage with num_updates.
     if state.ema is None:
         return None
     applied = (state.step - state.loss_scale.total_skipped).astype(jnp.float32)

@@ -23,10 +23,7 @@ from mixedres.train.loop import Loop
 def document(
     loop: Loop, first_step: int, result: Record, compile_seconds: float, programs: CompilationCounter
 ) -> Record:
-    """Returns the content of `summary.json` for a loop from `first_step` on, whose last evaluation is `result`.
-
-    `programs` counts the programs that this start of the run compiled.
-    """
+    """Returns the content of `summary.json` for a loop from `first_step` on, whose last evaluation is `result`."""
     experiment, state, log = loop.experiment, loop.state, loop.log
     done, seconds = int(state.step), log.clock.read()
     own = next(device for device in experiment.devices if device.process_index == jax.process_index())
@@ -112,10 +109,8 @@ def closing_lines(
 
 
 def _no_better(experiment: Experiment, document: Record) -> str:
-    """Returns words for a run whose accuracy does not tell it from a constant answer; '' for other runs.
-
-    A run must be better than the most frequent class by two standard deviations of so many images.
-    """
+    """Returns words for a run whose accuracy does not tell it from a constant answer; '' for other runs."""
+    # A run must be better than the most frequent class by two standard deviations of so many images.
     last, best = document["eval"], document["best"]
     baseline, top1 = document["baseline"], max(last["top1"], best["top1"] if best else 0.0)
     if baseline is None or experiment.config.data.name == "synthetic":  # whose test images have random labels

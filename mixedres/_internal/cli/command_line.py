@@ -80,16 +80,13 @@ def run(
     command: Callable[[Sequence[str]], Any],
     arguments: Sequence[str],
     *,
-    continues: str = "",
-    smaller: str = "",
+    continues: str = "",  # how to go on after an interruption; file errors then have status 1
+    smaller: str = "",  # what to set where the memory does not suffice
 ) -> int:
     """Calls a command with its arguments and returns its exit status; prints one line where it fails.
 
     Statuses: that of a `MixedresError`; 130 for Ctrl-C; 2 for a file that was named and cannot be read or written, 1
     where the output cannot be written or the memory does not suffice; 2 for a package that is not installed.
-
-    `continues`: how to go on after an interruption; a file error then has status 1, because work was under way.
-    `smaller`: what to set where the memory does not suffice.
     """
     try:
         command(_imported(arguments))

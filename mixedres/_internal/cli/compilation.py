@@ -30,16 +30,10 @@ _CHECKED = ".checked"
 
 @contextlib.contextmanager
 def compilation_cache(setting: str = "auto", group: SingleProcess = SINGLE) -> Iterator[None]:
-    """Enables JAX's persistent compilation cache inside the block.
+    """Enables JAX's persistent compilation cache inside the block; a cache that JAX already uses stays.
 
-    The cache is a setting of the whole process, which is restored after the block. A cache that JAX already uses, such
-    as the one of JAX_COMPILATION_CACHE_DIR, stays, and JAX_ENABLE_COMPILATION_CACHE=false turns the cache off. All
-    processes of a run call this, and process 0 writes to the cache. A program that cannot be read is compiled again.
-
-    `setting`: the key `compilation_cache` of a config: a directory, 'auto' or 'none'. 'auto' is the directory `NAME`
-    below $XDG_CACHE_HOME or ~/.cache, or no cache if that directory cannot be written.
-
-    Raises ConfigError if the directory that the config names cannot be written.
+    All processes of a run call this, and process 0 writes. `setting`: the key `compilation_cache` of a config; raises
+    ConfigError if the directory that it names cannot be written.
     """
     # jaxlib cannot write a program that calls oneDNN, and JAX warns of each; see mixedres.models.onednn.
     warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry .*: MemoryError")
@@ -150,12 +144,7 @@ def _is_whole(program: pathlib.Path) -> bool:
 
 
 class CompilationCounter:
-    """A context that records every program that JAX compiles inside it, in the thread that entered it.
-
-    Attributes:
-      names: names of the compiled functions, such as 'jit(train_step)', in order; programs from the cache count.
-      from_cache: number of programs from the compilation cache since the start of the context.
-    """
+    """A context that records every program that JAX compiles inside it, in the thread that entered it."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

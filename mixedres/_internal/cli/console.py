@@ -88,11 +88,8 @@ def _readable(line: str) -> str:
 
 
 def prepare() -> None:
-    """Opens the null device for stdin, stdout and stderr where they are closed, as under cron, and escapes characters.
-
-    Without it a file of the run would get the number of a closed stream, to which libraries in C write. From now on,
-    characters that the encodings of stdout and stderr lack are escaped.
-    """
+    """Opens the null device for closed standard streams, as under cron, and escapes characters they cannot encode."""
+    # A file of the run would get the number of a closed stream, to which libraries in C write.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # by number: the lowest free one is taken
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (until the end)

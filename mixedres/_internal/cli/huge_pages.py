@@ -1,10 +1,4 @@
-"""Memory of a process in huge pages, without which a step on a CPU spends up to a quarter of its time on page faults.
-
-XLA for CPUs takes the memory of a step from the system and gives it back after every step, and so does the decoding of
-images, also for an accelerator. In pages of 4 kB that is a fault for each of them, every time; Linux can do it in pages
-of 2 MB where a program asks for them. glibc asks if GLIBC_TUNABLES says so when the process starts. docs/performance.md
-has the numbers.
-"""
+"""Memory of a process in huge pages: else page faults take up to a quarter of a CPU step (docs/performance.md)."""
 
 import contextlib
 import os
@@ -17,11 +11,7 @@ _MODE = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def ask() -> None:
-    """Starts this process again, with the same arguments and its id, asking for huge pages; returns where it need not.
-
-    It need not where GLIBC_TUNABLES is set, or the system gives none on request. For the first line of a command: what
-    the process did before is lost.
-    """
+    """Starts this process again with huge pages; returns if GLIBC_TUNABLES is set or the system gives none."""
     if _would_help():
         os.environ[_VARIABLE] = _SETTING
         with contextlib.suppress(OSError):  # it works without, too

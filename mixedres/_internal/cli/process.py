@@ -12,11 +12,7 @@ from mixedres._internal.cli import console, huge_pages, signals
 
 
 def start(main: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Runs `main`, which takes the command line and returns the exit status, as this process.
-
-    Until the command calls `signals.raise_interrupts` or takes the signals itself, it has nothing to lose: each of
-    `signals.SIGNALS` ends it at once, in the middle of an import or a compilation too.
-    """
+    """Runs `main`, which takes the command line and returns the exit status, as this process."""
     console.prepare()
     if importlib.util.find_spec("fcntl") is None:
         console.complain("mixedres: the commands need Linux or macOS; on Windows, use WSL 2, or the library alone")
@@ -38,9 +34,8 @@ def quiet_libraries() -> None:
 def leave(status: int) -> NoReturn:
     """Flushes stdout and stderr, and ends the process with `status`.
 
-    The interpreter's own shutdown is skipped in two cases. If `status` is above 128, a signal interrupted the process:
-    after a Ctrl-C during a compilation the shutdown can crash (segmentation fault, seen with JAX 0.10.2). If a run of
-    several processes ends with an error, the shutdown can wait for the other processes.
+    The interpreter's shutdown can crash after a signal during a compilation (segmentation fault, seen with JAX 0.10.2),
+    and can wait for the other processes after an error: it is skipped then.
     """
     console.give_up()
     jax = sys.modules.get("jax")

@@ -76,10 +76,7 @@ def _shows_widgets() -> bool:
 
 
 class ImageProgress:
-    """Counts images, as a context manager: a bar on a terminal and in a notebook, elsewhere a line now and then.
-
-    `total` is None if it is not known beforehand. The rate leaves out the `done` images of an earlier start.
-    """
+    """Counts images, as a context manager: a bar on a terminal and in a notebook, elsewhere a line now and then."""
 
     def __init__(self, label: str, total: int | None, done: int = 0):
         self._label, self._total, self._done = label, total, done

@@ -24,11 +24,7 @@ PASSED_ON = 2.0
 
 
 def end_at_once() -> None:
-    """Makes each of `SIGNALS` end the process at once, even if its main thread is compiling.
-
-    On a signal, the process prints a line, kills its child processes and exits with 128 + the number of the signal. A
-    signal that is ignored, as nohup ignores SIGHUP, stays ignored.
-    """
+    """Makes each of `SIGNALS` end the process and its children at once, even if its main thread is compiling."""
     # Python runs handlers between two steps of the main thread, and a compilation is one step. So a thread waits for
     # the number that Python's own handler writes into a pipe.
     reading, writing = os.pipe()
@@ -97,12 +93,6 @@ class StopSignal:
     A SIGINT, SIGTERM or SIGHUP after a warning (SIGUSR1, SIGUSR2) counts as a first signal: at the end of its time
     SLURM sends SIGTERM to a job that may still be saving, and kills the job 30 s later. The same signal again within
     `PASSED_ON` seconds counts once: a scheduler signals all processes, and their parents pass the signal on.
-
-    Outside the main thread, where Python allows no handlers, the context does nothing. A SIGHUP that was ignored before
-    the context, as under nohup, stays ignored.
-
-    Attributes:
-      requested: the newest signal that asked to stop; None before a signal.
     """
 
     def __init__(self) -> None:

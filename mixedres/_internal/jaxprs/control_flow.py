@@ -1,8 +1,4 @@
-"""Equations with bodies: calls, loops and branches of a traced program, and how their bodies take operands.
-
-A control-flow primitive of JAX is described here once: `bodies` for those that look at a program, `call` for those that
-evaluate one.
-"""
+"""Equations with bodies: calls, loops and branches of a traced program, and how their bodies take operands."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,29 +19,17 @@ STRUCTURE = jax_compat.SIMPLE_CALLS | _CUSTOM_RULES | {"scan", "while", "cond"}
 
 
 class Body(NamedTuple):
-    """A body of an equation. Its arguments are parts of the operands of the equation, in the order of the attributes.
-
-    Attributes:
-      jaxpr: the body, closed or open.
-      label: name for reports, such as 'jit(silu)', 'scan' or 'cond branch 0'.
-      consts: operands that are the same in every iteration; all operands outside of loops.
-      carry: operands that are the first state of a loop. The first results of the body are the next state.
-      slices: operands of which an iteration of a scan takes a slice.
-    """
+    """A body of an equation. Its arguments are parts of the operands of the equation, in the order of the fields."""
 
     jaxpr: Jaxpr
-    label: str
-    consts: slice
-    carry: slice = NOTHING
-    slices: slice = NOTHING
+    label: str  # such as 'jit(silu)', 'scan' or 'cond branch 0'
+    consts: slice  # the same in every iteration; all operands outside of loops
+    carry: slice = NOTHING  # the first state of a loop, and of the results the next
+    slices: slice = NOTHING  # of which an iteration of a scan takes a slice
 
 
 def called(eqn: Equation, platform: str | None) -> Body | None:
-    """Returns the body of an equation that does nothing but evaluate it once; None for other equations.
-
-    Such equations are calls, functions with custom derivatives, and a `lax.platform_dependent` with a branch for the
-    platform (see `jax_compat.platform_branch`).
-    """
+    """Returns the body of an equation that does nothing but evaluate it once; None for other equations."""
     name, params = eqn.primitive.name, eqn.params
     if (branch := jax_compat.platform_branch(eqn, platform)) is not None:
         return Body(branch, f"platform_dependent({platform or 'default'})", slice(1, None))
@@ -55,10 +39,7 @@ def called(eqn: Equation, platform: str | None) -> Body | None:
 
 
 def bodies(eqn: Equation, platform: str | None) -> list[Body]:
-    """Returns the bodies of an equation in the order of evaluation; [] for an equation without.
-
-    Small functions in the parameters of other primitives, such as the operation of a scatter, are no bodies.
-    """
+    """Returns the bodies of an equation in the order of evaluation, without the functions inside other primitives."""
     name, params = eqn.primitive.name, eqn.params
     if (body := called(eqn, platform)) is not None:
         return [body]
@@ -88,9 +69,8 @@ def call(
 ) -> list[Any]:
     """Evaluates an equation by JAX's public functions, with a function in place of each body.
 
-    `functions`: one function for each body, of the arguments of the body to its results. The function of a scan may
-    return more results than the body; they are stacked, and follow the results of the equation. `unroll`: number of
-    iterations of a scan that are compiled as one.
+    The function of a scan may return more results than the body; they are stacked, and follow the results of the
+    equation. `unroll`: number of iterations of a scan that are compiled as one.
     """
     name, body, run = eqn.primitive.name, found[-1], functions[-1]
     consts, state = operands[body.consts], tuple(operands[body.carry])
@@ -143,10 +123,7 @@ def on_platform(function: Callable[..., Any], platform: str) -> Callable[..., An
 def call_counted(
     eqn: Equation, found: Sequence[Body], functions: Sequence[Callable[..., Any]], operands: Sequence[Array]
 ) -> tuple[list[Any], jax.Array]:
-    """Evaluates a `while` loop as `call` does; returns also the number of its iterations, int32.
-
-    If vmap batched the predicate, the number is that of the example with the most iterations.
-    """
+    """Evaluates a `while` loop as `call` does; returns also the int32 number of iterations, the most of a batch."""
     test, step = functions
     shape = jax_compat.opened(eqn.params["cond_jaxpr"])[0].outvars[0].aval.shape
     zeros, *_ = jax_compat.vary_alike(jnp.zeros(shape, jnp.int32), *operands)

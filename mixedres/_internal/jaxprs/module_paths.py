@@ -16,11 +16,8 @@ def modules(scopes: Iterable[str]) -> tuple[str, ...]:
 
 
 def expression(path: str) -> str:
-    """Returns the expression of a scope and of all scopes inside.
-
-    It names the innermost scope of the user, if there is one: Equinox opens one scope, such as 'eqx.nn.Linear', for all
-    modules of a class, and an einsum one for its equation.
-    """
+    """Returns the expression of the user's innermost scope, if any, and of all scopes inside."""
+    # Equinox opens one scope, such as 'eqx.nn.Linear', for all modules of a class, and an einsum one for its equation.
     parts = path.split("/")
     own = [i for i, part in enumerate(parts) if "->" not in part and not part.startswith("eqx.")]
     return f"^/{re.escape('/'.join(parts[: own[-1] + 1] if own else parts))}(/|$)"
@@ -28,11 +25,8 @@ def expression(path: str) -> str:
 
 @functools.lru_cache(4096)
 def match_module(pattern: str, path: str) -> str | None:
-    """Returns the path that a regular expression matches: `path`, or that of a module around it; None without a match.
-
-    A module around `path` is matched if a match ends where the path of the module ends. So '^/head$' matches the module
-    '/head' and everything in '/head', such as '/head/bi,io->bo', a scope that `jnp.einsum` opens.
-    """
+    """Returns the path that a regular expression matches: `path`, that of a module around it, or None."""
+    # '^/head$' also matches what is in the module '/head', such as '/head/bi,io->bo', a scope that `jnp.einsum` opens.
     expression = re.compile(pattern)
     for end in (index for index, character in enumerate(path) if character == "/" and index > 0):
         if any(match.end() == end for match in expression.finditer(path[:end])):

@@ -6,10 +6,7 @@ from mixedres._internal.pages import escaped, fill
 
 
 def render(title: str, paragraphs: Sequence[str], head: Mapping[str, str], rows: Iterable[Iterable[str]]) -> str:
-    """Returns the page: a heading, paragraphs, and a table whose columns sort by a click; texts are escaped.
-
-    `rows`: cells of the rows; a column of numbers sorts with the largest first. Only columns 3 and 4 wrap.
-    """
+    """Returns the page: a heading, paragraphs, and a table whose columns sort by a click; texts are escaped."""
     first, *others = [escaped(text) for text in paragraphs]
     parts = {
         "title": escaped(title),

@@ -1,8 +1,4 @@
-"""Evaluation of calls that contain half nodes (jit, remat, shard_map, scan, while, cond) by JAX's public functions.
-
-The arguments of a body have the dtypes in which they were computed, so that half values are saved for the backward pass
-in half. Loop state and the results of cond are float32.
-"""
+"""Evaluation of calls that contain half nodes (jit, remat, shard_map, scan, while, cond) by JAX's public functions."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

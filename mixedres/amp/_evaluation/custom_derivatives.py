@@ -1,10 +1,4 @@
-"""Rewrite of functions with custom derivatives (jax.custom_jvp, jax.custom_vjp) that preserves their rules.
-
-And evaluation of equations on half values of the original program in float32, custom derivatives among them.
-
-JAX traced the rule for float32, so the rule cannot be bound to half operands. The new rule is the derivative of the
-original call, which calls the rule of the author.
-"""
+"""Rewrite of custom derivatives (custom_jvp, custom_vjp): the new rule is the derivative of the original call."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -94,10 +88,7 @@ def _with_float0(outs: Sequence[Any], floats: Sequence[Array]) -> tuple[tuple[An
 
 
 def _pullback(eqn: Equation, rewrite: Function) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns the rewritten forward and backward functions of a custom_vjp_call, for `defvjp` with symbolic zeros.
-
-    If the rule asks which operands have a gradient, the original call is differentiated for these operands alone.
-    """
+    """Returns the rewritten forward and backward functions of a custom_vjp_call, for `defvjp` with symbolic zeros."""
     asks, outs = eqn.params["symbolic_zeros"], [var.aval for var in eqn.outvars]
 
     def fwd(*operands: Any) -> Any:

@@ -1,9 +1,4 @@
-"""Evaluation of one equation without a body, or of a custom derivative such as relu's, in half or in float32.
-
-JAX traces the derivative of an equation each time the equation occurs, but the derivative of a function under `jax.jit`
-once: a product with the casts of its operands then takes a fifth of the tracing time. So equations that a program
-repeats, such as the equations of equal layers, share a jitted function, which JAX inlines.
-"""
+"""Evaluation of one equation without a body, or of a custom derivative such as relu's, in half or in float32."""
 
 import dataclasses
 import functools
@@ -32,30 +27,19 @@ KEPT = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Cache key of the jitted function of an equation: everything that determines the results except operand values.
-
-    Attributes:
-      eqn: the first equation of the kind.
-      copies: whether the equation is in half and copies elements of a float32 operand, whose gradient is a float32 sum.
-      lists: which primitives of a custom derivative may be half.
-      same: primitive, parameters, operand types and source line, which errors and profiles name; None for an equation
-        that shares no function, such as one with effects.
-    """
+    """Cache key of the jitted function of an equation: everything that determines the results except operand values."""
 
     eqn: Equation = dataclasses.field(compare=False)
     dtype: np.dtype
     half: bool
     saves_half: bool
     wide: str
-    copies: bool
-    lists: Lists
-    same: tuple[Any, ...] | None = None
+    copies: bool  # half, and copies elements of a float32 operand, whose gradient is a float32 sum
+    lists: Lists  # which primitives of a custom derivative may be half
+    same: tuple[Any, ...] | None = None  # None for an equation that shares no function, such as one with effects
 
     def evaluate(self, arrays: Sequence[Array]) -> list[Any]:
-        """Evaluates the equation.
-
-        If `saves_half`, half copies of a product's operands follow `arrays`, and one of a quotient follows the results.
-        """
+        """Evaluates the equation, on `arrays` that end with half copies of a product's operands if `saves_half`."""
         eqn, dtype = self.eqn, self.dtype
         if self.saves_half:
             given = len(eqn.invars)
@@ -111,6 +95,7 @@ def call(kind: Kind, arrays: Sequence[Array]) -> list[Any]:
 def _shared(kind: Kind) -> Callable[..., list[Any]]:
     """Returns `kind.evaluate` as a jitted function of the operands that are no literals."""
 
+    # JAX traces the derivative of a jitted function once: a fifth of the time for a product with its casts.
     def function(*operands: Array) -> list[Any]:
         arrays = list(operands)
         for index, value in _literals(kind).items():

@@ -1,7 +1,4 @@
-"""Equations with float32 results and half residuals or half derivatives.
-
-Hand-placed casts would save the same residuals in half, but would also round the results.
-"""
+"""Equations with float32 results and half residuals or half derivatives."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -78,13 +75,9 @@ def window_extremes(eqn: Equation, operand: Array) -> Any:
 
 
 def _float32_sums(eqn: Equation, operands: Sequence[Array]) -> Any:
-    """Evaluates a product of half operands with a float32 result.
+    """Evaluates a product of half operands with a float32 result; on CPUs bfloat16 operands become float32 first."""
 
-    XLA for CPUs has no kernel for some products of bfloat16 matrices with a float32 result, and raises an error when
-    the program runs ("Unsupported element type for DotThunk", jaxlib 0.10 to 0.12). On CPUs bfloat16 operands are
-    converted to float32 first, which gives the same products and sums.
-    """
-
+    # XLA for CPUs has no kernel for some ("Unsupported element type for DotThunk", jaxlib 0.10 to 0.12).
     def product(*operands: Array) -> Any:
         return jax_compat.bind(eqn, *operands, preferred_element_type=np.dtype(np.float32))[0]
 
@@ -148,10 +141,8 @@ def _times(factor: Array, tangent: Array) -> Any:
 @functools.partial(jax.jit, inline=jax_compat.INLINE)
 @functools.partial(jax.checkpoint, prevent_cse=False)
 def _share_of(softmax: Array, tangent: Array) -> Any:
-    """Returns a tangent of the divisor times a softmax that was rounded to half, made to sum up to 1 again.
-
-    The derivative of a softmax is p (g - sum(p g)). If one p is almost 1, the difference is lost unless p sums up to 1.
-    """
+    """Returns a tangent of the divisor times a softmax that was rounded to half, made to sum up to 1 again."""
+    # The derivative is p (g - sum(p g)): if one p is almost 1, the difference is lost unless p sums up to 1.
     p = cast(softmax, jnp.float32)
     axes = tuple(i for i, (size, one) in enumerate(zip(p.shape, tangent.shape, strict=True)) if size != one)
     return p / p.sum(axes, keepdims=True) * tangent

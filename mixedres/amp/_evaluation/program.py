@@ -1,8 +1,7 @@
 """Evaluation of a colored program: every node in its dtype, with a cast where two dtypes meet.
 
-A float32 value is cast separately for each half node that reads it. The compiler merges the casts, and the gradients of
-the readers are summed in float32. With one shared cast the gradients would be summed in half: a weight that is used
-3000 times would lose 5 % of its gradient. A half value is cast once for all float32 nodes that read it.
+A float32 value is cast for each half node that reads it, and the gradients of the readers are summed in float32: with
+one shared cast a weight that is used 3000 times would lose 5 % of its gradient.
 """
 
 import functools
@@ -113,11 +112,7 @@ class Evaluator:
 
 
 def _marked(values: Sequence[Any], of: Sequence[Value], *, passed: bool = False) -> list[Any]:
-    """Returns values, with the mark `shared` on their cells; `of` are the same values in the graph.
-
-    Float32 values that are `passed` to a body or from one are marked where they are made. A half value of the program
-    gets a cell if its cotangents are to be added in float32.
-    """
+    """Returns values, with the mark `shared` on their cells unless they are `passed`; `of`: the values in the graph."""
 
     def marked(array: Any, value: Value) -> Any:
         if value.is_half:

@@ -20,8 +20,7 @@ class Cell:
       array: the array in the dtype in which it was computed.
       dtype: the dtype of the value in the original program.
       exact: the half array that the original program converted to `array`; reading `exact` rounds nothing.
-      shared: whether several nodes read the value, some of them in half, so that gradients are summed in float32. The
-        nodes that read it in half share one cast, which is saved once.
+      shared: whether several nodes read the value, some in half: these share one cast, and gradients are float32 sums.
     """
 
     __slots__ = ("_f32", "_half", "array", "dtype", "exact", "shared")

@@ -41,9 +41,7 @@ Arrays = tuple[np.ndarray, np.ndarray]
 def load_cifar10(options: Options, prepared: Callable[[], Dataset]) -> InMemory:
     """Returns CIFAR-10 in memory, with uint8 images that the network's input function standardizes one by one.
 
-    Reads the first in `options.dir` of cifar-10-batches-bin, cifar-10-binary.tar.gz, cifar-10-batches-py,
-    cifar-10-python.tar.gz and cifar10 (prepared by TensorFlow Datasets; `prepared` opens it). Raises ValueError without
-    one, for damaged files, and for another `image_size` than 32.
+    Reads the binary or Python version, as a folder or .tar.gz, or cifar10 as TensorFlow Datasets prepares it.
     """
     if options.image_size != SIDE:
         raise ValueError(

@@ -11,10 +11,7 @@ from mixedres.data.sources import InMemory
 
 
 def load_digits(options: Options) -> InMemory:
-    """Returns the digits, enlarged bilinearly: 1,437 training and 360 test images (image_size, image_size, 1) uint8.
-
-    The pixels are the original values, 0 to 16, times 15. The split is fixed and stratified.
-    """
+    """Returns the digits, enlarged bilinearly: 1,437 training and 360 test images (image_size, image_size, 1) uint8."""
     if options.image_size < 8:
         raise ValueError(f"image_size of digits must be >= 8, got {options.image_size}")
     images, labels, train, test = original_digits()
@@ -63,11 +60,8 @@ def _enlarged(images: np.ndarray, size: int) -> np.ndarray:
 
 
 def _stratified_split(labels: np.ndarray, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns sorted indices of a training and a test part, with equal fractions of each class to within one example.
-
-    Each example is ranked by its shuffled place within its class, as a fraction of the class. The lowest ranks are the
-    test part. So classes of different sizes lose the same fraction, and the total is exact.
-    """
+    """Returns sorted indices of a training and a test part, with equal fractions of each class, plus or minus one."""
+    # Each example is ranked by its shuffled place within its class, as a fraction of the class; the lowest are tested.
     order = np.random.default_rng(0).permutation(len(labels))
     rank = np.empty(len(labels))
     for label in np.unique(labels):

@@ -35,8 +35,7 @@ def load_idx(directory: str, options: Options) -> InMemory:
     """Returns a data set in memory, normalized by the mean and the standard deviation of its training images.
 
     Reads NAME-images-idx3-ubyte and NAME-labels-idx1-ubyte, with .gz or without, for NAMEs `train_split` (train) and
-    `eval_split` (t10k); transposes images of a NAME that begins with emnist. Raises ValueError for files that are
-    missing or damaged, and for images of another size.
+    `eval_split` (t10k); transposes images of a NAME that begins with emnist.
     """
     root, size = expanded(directory), options.image_size
     names = (options.train_split or "train", options.eval_split or "t10k")

@@ -1,8 +1,7 @@
 """Random changes of training images after crop and flip: TrivialAugment and random erasing, with Pillow.
 
 No other library fits a loader of uint8 arrays: imgaug and AugLy rest since 2020 and 2022, kornia-rs 0.2 and
-albumentations 2.0 have no TrivialAugment, the successor of albumentations is under the AGPL, and the layers of Keras 3
-need a backend.
+albumentations 2.0 have no TrivialAugment, its successor is under the AGPL, and Keras 3's layers need a backend.
 """
 
 import dataclasses
@@ -50,18 +49,11 @@ _NAMES = tuple(OPERATIONS)
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """Random changes of a training image.
+    """Random changes of a training image."""
 
-    Attributes:
-      policy: 'none', 'trivial' (one operation of `OPERATIONS`, with one of 31 magnitudes, on each uint8 image), or a
-        name of `registry.AUGMENTATIONS`.
-      erasing: probability that a rectangle becomes random pixels (Zhong et al., 2017, arXiv 1708.04896).
-      file: the file that registered the policy; a decoding process runs it.
-    """
-
-    policy: str = "none"
-    erasing: float = 0.0
-    file: str = ""
+    policy: str = "none"  # 'none', 'trivial' (one of `OPERATIONS` on each uint8 image) or of `registry.AUGMENTATIONS`
+    erasing: float = 0.0  # probability that a rectangle becomes random pixels (Zhong et al., 2017, arXiv 1708.04896)
+    file: str = ""  # registers the policy; a decoding process runs it
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> None:
         """Changes an image (height, width, 1 or 3) in its place; floats are from 0 to 255."""

@@ -31,14 +31,9 @@ def center_crops(
 ) -> Iterator[np.ndarray | str]:
     """Yields the center crop of every image in order, or a line with the reason why the image has none.
 
-    A crop has the shape `spec.shape`, (height, width, channels), and the dtype `spec.image_dtype`.
-
-    Args:
-      images: paths of the image files, or arrays: (h, w, 3), (h, w, 1) or (h, w), uint8 from 0 to 255, which are
-        treated as files with these pixels. An array of the shape `spec.shape` and of uint8 or `spec.image_dtype` is
-        taken as it is, with its dtype.
-      spec: the network's input.
-      threads: number of decoding threads.
+    A crop has the shape `spec.shape`, (height, width, channels), and the dtype `spec.image_dtype`. Images are paths, or
+    arrays (h, w, 3), (h, w, 1) or (h, w), uint8 from 0 to 255, which are treated as files with these pixels. An array
+    of the shape `spec.shape` and of uint8 or `spec.image_dtype` is taken as it is, with its dtype.
     """
     cv2.setNumThreads(0)  # every image has a thread of ours already
     return map_ahead(functools.partial(_read_crop, spec=spec), images, threads, _AHEAD)

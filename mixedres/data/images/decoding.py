@@ -56,16 +56,13 @@ _UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {
 
 
 class Header(NamedTuple):
-    """The header of an encoded image; height and width are those of the upright image, in pixels.
-
-    `orientation` is the EXIF orientation to undo (1: none), `colorspace` '' for formats other than JPEG.
-    """
+    """The header of an encoded image; height and width are those of the upright image, in pixels."""
 
     height: int
     width: int
     is_jpeg: bool
-    orientation: int = 1
-    colorspace: str = ""
+    orientation: int = 1  # the EXIF orientation to undo
+    colorspace: str = ""  # of a JPEG
 
 
 class _Memory:
@@ -122,11 +119,8 @@ def most_pixels(asked: int | None) -> int:
 
 
 def read_header(data: bytes, *, apply_exif: bool = False, max_pixels: int = MAX_PIXELS) -> Header:
-    """Reads the header of an encoded image.
-
-    `apply_exif` takes the orientation in the EXIF data, as viewers do; the published ImageNet pipelines do not. Raises
-    ValueError for a file that is no image, a side below `MIN_SIDE`, and more than `max_pixels` pixels.
-    """
+    """Reads the header of an encoded image; raises ValueError for no image, small sides, and too many pixels."""
+    # Viewers apply the EXIF orientation; the published ImageNet pipelines do not.
     if not data:
         raise ValueError("the file is empty")
     try:
@@ -150,21 +144,12 @@ def decode_image(
     data: bytes,
     head: Header,
     *,
-    channels: int = 3,
-    shrink: int = 1,
-    fast_dct: bool = False,
-    reuse: bool = False,
+    channels: int = 3,  # 3 for RGB, 1 for luma
+    shrink: int = 1,  # 1, 2, 4 or 8: decode at 1/shrink of the size, sides rounded up
+    fast_dct: bool = False,  # of a JPEG, the less exact DCT of TensorFlow, for TensorFlow's pixels bit for bit
+    reuse: bool = False,  # into memory of this thread that the next such call overwrites
 ) -> np.ndarray:
-    """Decodes the pixels of an image; (height, width, channels) uint8, or ValueError if not all pixels can be decoded.
-
-    Args:
-      data: the whole file.
-      head: the header, from `read_header`.
-      channels: 3 for RGB, 1 for luma.
-      shrink: 1, 2, 4 or 8: decode at 1/shrink of the size, sides rounded up; a JPEG from fewer DCT coefficients.
-      fast_dct: decode a JPEG with the less exact DCT of TensorFlow, which gives TensorFlow's pixels bit for bit.
-      reuse: decode a JPEG into memory of this thread that the next such call overwrites.
-    """
+    """Decodes an image, (height, width, channels) uint8; raises ValueError if not all pixels can be decoded."""
     count = head.height * head.width
     if head.is_jpeg:
         # simplejpeg raises ValueError for damage and for variants that Pillow may know.
@@ -250,10 +235,7 @@ def _converted(image: Image.Image, channels: int) -> np.ndarray:
 
 
 def _bytes_to_decode(image: Any) -> int:
-    """Returns the memory that `_decode_with_pillow` takes, which is 7 bytes a pixel for most images; measured.
-
-    Raises ValueError for a TIFF whose tiles are much larger than the image: each would be decoded whole.
-    """
+    """Returns the memory that `_decode_with_pillow` takes, which is 7 bytes a pixel for most images; measured."""
     count: int = image.width * image.height
     held = _BYTES_HELD.get(image.mode, 4)
     codec, beside = image.tile[0][0] if image.tile else "", 3 * count  # the result

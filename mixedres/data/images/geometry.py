@@ -1,7 +1,4 @@
-"""Which pixels of an image become the square that a network sees.
-
-An exported network carries the text of this file in its load.py, so it needs numpy alone.
-"""
+"""Which pixels of an image become the square that a network sees; needs numpy alone, for an exported load.py."""
 
 from typing import NamedTuple
 

@@ -14,10 +14,7 @@ def let_grain_start_processes() -> None:
 
 
 def free_shared_memory() -> None:
-    """Waits until Grain's thread has freed the memory that its processes shared.
-
-    Otherwise a program that ends at once leaves the memory to Python's resource tracker, which warns about it.
-    """
+    """Waits until Grain's thread has freed the memory that its processes shared; Python warns of such memory."""
     gc.collect()
     from grain._src.python.ipc import shared_memory_array
 
@@ -27,10 +24,7 @@ def free_shared_memory() -> None:
 
 @functools.cache
 def register_before_creation() -> None:
-    """Makes Python register semaphores and blocks of shared memory for removal before it creates them.
-
-    Python itself registers them afterwards. A process that is killed in between leaves them on the machine.
-    """
+    """Makes Python register semaphores and shared memory for removal before, not after, it creates them."""
     from multiprocessing import resource_tracker, shared_memory, synchronize
 
     semaphores: Any = synchronize.SemLock

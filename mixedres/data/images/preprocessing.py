@@ -1,9 +1,4 @@
-"""Ways from a stored image to the square that the network sees; `torch` follows torchvision's reference training.
-
-All train on a random part of the image, resized to a square without keeping its aspect ratio, and test on the central
-87.5 % of the shorter side (224 of 256 pixels). They differ in the draw of the part, in the resizing, and in the
-normalization.
-"""
+"""Ways from a stored image to the square that the network sees; `torch` follows torchvision's reference training."""
 
 from __future__ import annotations
 
@@ -95,10 +90,7 @@ def _registered(name: str, file: str) -> Preprocessing:
 
 
 def get_preprocessing(name: str, crop_area: float | None = None) -> Preprocessing:
-    """Returns the preprocessing called `name`; raises ValueError for an unknown name.
-
-    `crop_area`: smallest fraction of the area in a training crop, for 'torch' only; None: that of the preprocessing.
-    """
+    """Returns the preprocessing called `name`, with the smallest `crop_area` if given; raises ValueError if unknown."""
     if name not in PREPROCESSINGS:
         raise ValueError(f"preprocessing {name!r} is unknown; use one of {', '.join(PREPROCESSINGS)}")
     if crop_area is None:

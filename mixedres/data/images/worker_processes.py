@@ -15,10 +15,8 @@ from mixedres.data.images import grain_compat
 
 
 def initialize_worker(index: int, count: int) -> None:
-    """Initializes a decoding process, which ignores signals and ends when its parent ends.
-
-    Terminals and schedulers signal all processes at once, and the parent needs more batches to stop in order.
-    """
+    """Initializes a decoding process, which ignores signals and ends when its parent ends."""
+    # Terminals and schedulers signal all processes at once, and the parent needs more batches to stop in order.
     del index, count
     for number in signals.SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -65,10 +63,8 @@ def explain_failure(error: RuntimeError) -> Exception:
 
 
 def available_cpus() -> int:
-    """Returns the number of CPU cores that this process may use, by affinity and by the quota of its container.
-
-    The quota is in /sys/fs/cgroup/cpu.max (cgroup v2). The quota of a cgroup below, such as a job's, is not seen.
-    """
+    """Returns the number of CPU cores that this process may use, by affinity and by the quota of its container."""
+    # The quota is in /sys/fs/cgroup/cpu.max (cgroup v2). The quota of a cgroup below, such as a job's, is not seen.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = pathlib.Path("/sys/fs/cgroup/cpu.max").read_text().split()

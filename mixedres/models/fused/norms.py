@@ -1,14 +1,8 @@
 """Batch normalization fused with the ops that follow it in a ResNet, with custom backward passes.
 
-XLA's derivative of the same formulas writes the masked gradient to memory, reads it again for the second sum, and
-saves masks as boolean maps. Here the backward pass makes two passes over map and gradient: the first computes the sums,
-the second the gradient of the map. Both recompute the mask of the ReLU.
-
-The barriers prevent XLA from fusing the passes and writing what both need to memory. They are free: none is left in the
-compiled program.
-
-Saved for the backward pass are the input maps, a few vectors, and the result of `norm_add_relu`, which the next
-convolution saves anyway. Forward-mode differentiation is not supported.
+XLA's derivative writes the masked gradient to memory, reads it again for the second sum, and saves masks as boolean
+maps. Here the backward pass makes two passes over map and gradient: the first computes the sums, the second the
+gradient of the map. Barriers keep XLA from fusing the passes and are free: none is left in the compiled program.
 
 Shapes: the maps y, x and z are (batch, ..., channels), scales and biases (channels,), in any float dtypes. Arithmetic
 is in float32, or in the maps' dtype if it is wider; the result has the shape of y and `config.dtype`, a gradient the
@@ -88,11 +82,8 @@ def _norm_relu_backward(config: NormConfig, saved: tuple[Any, ...], gradients: A
 
 
 def _mask_by_product(z: jax.Array, g: jax.Array) -> jax.Array:
-    """Returns g where z > 0, else 0, as a product: for a comparison XLA for GPUs would write a boolean map.
-
-    The result is NaN if z is not finite, or if g is not finite and z <= 0: a loss scale detects masked overflows too.
-    In the stem the product would write a float32 map.
-    """
+    """Returns g where z > 0, else 0, as a product: for a comparison XLA for GPUs would write a boolean map."""
+    # The result is NaN if z is not finite, or if g is not and z <= 0: a loss scale detects masked overflows too.
     return g * jnp.maximum(jnp.sign(z), 0)
 
 

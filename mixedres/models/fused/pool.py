@@ -1,9 +1,4 @@
-"""3x3 max-pooling with stride 2 that saves the position of each maximum.
-
-XLA's pooling writes a float32 map and four integer maps in the forward pass and scatters by atomic additions in the
-backward pass. This one writes one byte per maximum, and its gradient is a gather: deterministic, without a pass over
-zeros.
-"""
+"""3x3 max-pooling with stride 2 that saves the position of each maximum in a byte; its gradient is a gather."""
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +11,7 @@ _TAPS = {1: ([(1, 0)], [(2, 0), (0, 1)]), 0: ([(2, 0), (0, 1)], [(1, 1)])}
 
 
 def max_pool(x: jax.Array, padding: str) -> tuple[jax.Array, jax.Array]:
-    """Returns the 3x3 max pool with stride 2 and the position of each maximum in its window, 0 to 8, row by row.
-
-    The first of equal values is the maximum. A NaN in a window is its maximum.
-    """
+    """Returns the 3x3 max pool with stride 2 and the position of each first maximum or NaN in its window, 0 to 8."""
     around = [pads(extent, 3, 2, padding) for extent in x.shape[1:3]]
     padded = jnp.pad(x, ((0, 0), *around, (0, 0)), constant_values=-jnp.inf)
     rows, columns = -(-x.shape[1] // 2), -(-x.shape[2] // 2)
@@ -41,7 +33,6 @@ def unpool(g: jax.Array, where: jax.Array, shape: tuple[int, ...], padding: str)
 
     With a row of padding before the map, an even row lies in one row of windows, as the middle row, and an odd row in
     two, as the last and the first row. Without padding, an even row lies in two rows of windows and an odd row in one.
-    The same holds for columns.
     """
     before = [pads(extent, 3, 2, padding)[0] for extent in shape[1:3]]
     around = ((0, 0), *((1 - rows, rows) for rows in before), (0, 0))

@@ -45,21 +45,18 @@ CHOICES |= {"dynamic_update_slice", "round", "floor", "ceil", "sign"}
 class OperationRow(Operation):
     """Errors of one operation, over all devices and, in a scan, over all iterations.
 
-    The row has the attributes of `Operation`; its dtype is the dtype in the half program, its shape the shape on one
-    device. A `while` loop or a `cond` is one operation.
+    The row has the attributes of `Operation`; its dtype is that of the half program, its shape that on one device.
 
     Attributes:
-      own: error of the operation alone: relative l2 error against float32 with the operands of the half program; the
-        largest of all iterations. Infinite if the operation overflows.
+      own: relative l2 error of the operation on the operands of the half program; the largest of all iterations.
       accumulated: relative l2 error against the float32 program, the largest of all iterations; infinite if infinities
         or NaNs are new.
       infinite: number of elements that are infinite or NaN in half, and finite in float32.
       zeros: number of elements that the operation rounded to zero.
-      cancellation: norm of the largest operand over the norm of the result, for sums and differences, at least 1;
-        infinite for a result of 0. In a scan, of `iteration`. 1 for other operations.
+      cancellation: norm of the largest operand over the norm of the result of a sum or difference; 1 for other
+        operations.
       share: estimated fraction of the results' error that begins in the operation, `selected` included.
-      selected: part of `share` that begins where roundings change what is selected: by the operation itself, if it
-        rounds nothing, or by integers that were computed from its result, such as the indices of a gather.
+      selected: part of `share` that begins where roundings change what is selected, by a comparison or by indices.
       cast_of: for a cast, the primitive at the same line whose operand or result is cast; else ''.
       casts_result: whether the cast is of a result of `cast_of`, not of an operand.
       iteration: the iterations of the surrounding scans in which `accumulated` is largest, outermost first.
@@ -93,8 +90,7 @@ class OperationRow(Operation):
     def grows(self) -> bool:
         """Returns whether the error of a running sum grows a little in each iteration of a scan.
 
-        Two conditions must hold for an addition or subtraction: over 20 % of the error of the results begins there, and
-        `accumulated` is finite and over 8 times the largest `own` error of an iteration. False for other operations.
+        Over 20 % of the error of the results begins there, and `accumulated` is over 8 times the largest `own` error.
         """
         largest = max((own for _, own, _ in self.iterations), default=math.inf)
         sums = self.primitive in ("add", "sub", "add_any")
@@ -125,12 +121,9 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Contributor:
-    """The operations of one source line and scope: the numbers of `OperationRow` for all of them together.
+    """The operations of one source line and scope: the numbers of `OperationRow` for all of them together."""
 
-    `row` is the operation with the largest share; casts of its operands and of its result belong to it.
-    """
-
-    row: OperationRow
+    row: OperationRow  # with the largest share; casts of its operands and of its result belong to it
     own: float
     accumulated: float
     share: float

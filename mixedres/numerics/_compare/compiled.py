@@ -19,11 +19,7 @@ _LEAST, _TIMES = 0.01, 4.0
 
 
 def parted(program: Traced, results: Sequence[tuple[Any, Any]]) -> Iterator[str]:
-    """Yields sentences about results of the compiled program that are further off than those of its operations.
-
-    `results`: those of the operations, each beside its float32 result. A program with effects is not run again, nor
-    should one with callbacks be.
-    """
+    """Yields sentences about `results` of the compiled program that are further off than those of its operations."""
     if program.jaxpr.effects:
         return
     errors = dict(_errors(_run(program, {}), program.results, results))

@@ -1,8 +1,4 @@
-"""Constants that became 0 or infinite in half precision, and the operations that they meet.
-
-`compare` measures what the rounding of a constant does to the results. These constants are wrong for other arguments
-too: 1e-8 beside float16 is 0, so a logarithm of x + 1e-8 is infinite where x is 0.
-"""
+"""Constants that became 0 or infinite in half precision, and the operations that they meet."""
 
 from __future__ import annotations
 
@@ -43,30 +39,20 @@ _NEAR = 0.75
 
 
 class _Lost(NamedTuple):
-    """A constant that became 0 or infinite in half, in a value of the program.
+    """A constant that became 0 or infinite in half, in a value of the program."""
 
-    Attributes:
-      place: the sentence about the constant, without its end.
-      is_zero: whether it is 0, and not infinite.
-      is_written: whether the number in the source is known to be another one.
-      within: 'constant' for a value that is the constant, 'sum' or 'maximum' for one with the constant as an operand.
-    """
-
-    place: str
-    is_zero: bool
-    is_written: bool
-    within: str = "constant"
+    place: str  # the sentence about the constant, without its end
+    is_zero: bool  # not infinite
+    is_written: bool  # the number in the source is known to be another one
+    within: str = "constant"  # 'constant' for a value that is the constant, 'sum' or 'maximum' if it is an operand
 
 
 class _Value(NamedTuple):
-    """Knowledge about a value: the number of a constant of one number, the lost constants inside it.
-
-    `is_constant`: the program has the number as it is, so in half it was half before the function was traced.
-    """
+    """Knowledge about a value: the number of a constant of one number, the lost constants inside it."""
 
     number: float | None = None
     lost: frozenset[_Lost] = frozenset()
-    is_constant: bool = False
+    is_constant: bool = False  # in half, it was half before the function was traced
 
 
 @contextlib.contextmanager
@@ -103,8 +89,7 @@ def lost_constants(jaxpr: Jaxpr, platform: str) -> Constants:
     """Returns what half precision does to the constants of a program.
 
     Wrong are a factor and a divisor that became 0 or infinite, and a sum or maximum with a constant that became 0 and
-    that meets a division, a root or a logarithm. Other infinities, numbers near 1 such as a decay of 0.9995, and tables
-    of evenly spaced numbers may be harmless.
+    that meets a division, a root or a logarithm. Others may be harmless: a decay of 0.9995, evenly spaced tables.
     """
     wrong: dict[str, None] = {}
     doubtful: dict[str, None] = {}
@@ -256,10 +241,10 @@ def _is_known(array: Array) -> bool:
 
 
 def evenly_spaced(array: Array) -> np.ndarray | None:
-    """Returns the numbers, float32, of which a constant half array has roundings that are further apart; else None.
+    """Returns the float32 numbers of which a constant half array has roundings that are further apart; else None.
 
-    Beyond 2048 float16 has the even numbers alone, and bfloat16 beyond 256. A straight line through the rounded numbers
-    of a table, such as positions, gives the numbers back.
+    A straight line through the rounded numbers of a table, such as positions, gives the numbers back. Beyond 2048
+    float16 has the even numbers alone, and bfloat16 beyond 256.
     """
     if not is_half(array) or np.size(array) > _LARGEST or not _is_known(array):
         return None

@@ -35,15 +35,11 @@ _PRODUCTS = {"dot_general", "conv_general_dilated"}
 
 
 class Pair(NamedTuple):
-    """A value in the half program and in the float32 program.
-
-    `exact` is None if it has the same elements. `own` is the result in float32 of the operation on the operands of the
-    half program; None if the operation rounds nothing.
-    """
+    """A value in the half program and in the float32 program."""
 
     array: Any
-    exact: Any = None
-    own: Any = None
+    exact: Any = None  # None: the same elements
+    own: Any = None  # the operation in float32 on the operands of the half program; None if it rounds nothing
 
 
 class PairRecorder(Recorder):
@@ -162,10 +158,7 @@ def _exact(pair: Pair) -> Any:
 
 
 def _errors(pair: Pair, xp: Any = jnp) -> Any:
-    """Returns the statistics of a pair, float32 (5,), computed by the functions of `xp`: of jnp or of numpy.
-
-    Elements that are masks in float32, or not finite, are left out.
-    """
+    """Returns the statistics of a pair, float32 (5,), without masks and infinities of float32; `xp` is jnp or numpy."""
     array = _real(pair.array, xp)
     wide, own = (None if x is None else _real(x, xp) for x in (pair.exact, pair.own))
     regular = _is_regular(array if wide is None else wide)
@@ -208,25 +201,13 @@ def rounding(dtype: DType) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A result of the half program beside that of the float32 program, element by element in float64.
+    """A result of the half program beside that of the float32 program, element by element in float64."""
 
-    The statistics of arrays inside a program are sums in float32 over whole arrays, of which a result may be a slice.
-
-    Attributes:
-      error: relative l2 error of the elements that were compared; infinite for infinities or NaNs that float32 does not
-        have. 0.0 for integers.
-      overflows: whether the half result has such infinities or NaNs.
-      is_compared: whether an element was compared; True for an empty result and for integers.
-      is_finite: whether all elements are finite in float32.
-      changed: fraction of the elements that differ, of integers, booleans and random keys; of floating-point numbers
-        the fraction of the elements that are finite in half alone.
-    """
-
-    error: float = 0.0
-    overflows: bool = False
-    is_compared: bool = True
-    is_finite: bool = True
-    changed: float = 0.0
+    error: float = 0.0  # relative l2 error of the elements that are compared
+    overflows: bool = False  # the half result has infinities or NaNs that float32 does not have
+    is_compared: bool = True  # whether an element was compared; True for an empty result and for integers
+    is_finite: bool = True  # whether all elements are finite in float32
+    changed: float = 0.0  # fraction of integers that differ, or of floating-point numbers that are finite in half alone
 
     @classmethod
     def of(cls, half: Any, exact: Any) -> "Outcome":

@@ -24,16 +24,12 @@ _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 @dataclasses.dataclass(frozen=True)
 class Mend:
-    """A change of the precision, and what it does to the results, as measured by a run; see `ErrorReport.mends`.
-
-    `removes` is 0.0 if the results were infinite and become finite, but wrong. `takes` says how many products a
-    `keep_float32` takes, such as '10 of 16 products'; '' for one, and for other changes.
-    """
+    """A change of the precision, and what it does to the results, as measured by a run; see `ErrorReport.mends`."""
 
     change: str
     error: float
-    removes: float
-    takes: str = ""
+    removes: float  # 0.0 if the results were infinite and become finite, but wrong
+    takes: str = ""  # number of products that a `keep_float32` takes, such as '10 of 16 products'
 
     def __str__(self) -> str:
         change = f"{self.change} ({self.takes})" if self.takes else self.change
@@ -50,25 +46,18 @@ class ErrorReport:
       function: name of the function.
       dtype: the half dtype; for dtype=None the one in which the function computes, or float16 if there are none or two.
       analysis: the operations, and how their errors lead to those of the results.
-      errors: relative l2 error against the float32 program by the name of the result, but for `noise` and
-        `uncompared`; infinite for infinities or NaNs that float32 does not have. A result that is no tree has the name
-        ''.
-      mends: changes that help, best first, each with `change`, the `error` after it and the fraction that it `removes`,
-        at least 0.5 %; then changes that only make infinite results finite. `advice` has those after which the results
-        are below the limit. Empty for a healthy program, and where nothing was tried.
+      errors: {name of the result: relative l2 error against float32}, infinite for new infinities or NaNs.
+      mends: changes that help, best first, with the `error` after each and the fraction that it `removes`, at least 0.5
+        %; then changes that only make infinite results finite. Empty for a healthy program.
       rewritten: whether `autocast` made the half program, and not the function itself.
       nonfinite: whether a result has infinities or NaNs in float32 too; other elements are compared.
-      unfollowed: the operations, such as 'swap at a.py:7', through which numbers of the float32 program were not
-        followed: mutable arrays, kernels of Pallas, callbacks. The float32 program took the half results.
-      zeros: sentences about constants that became 0 in half and meet a division, a root or a logarithm, and about
-        factors and divisors that became 0 or infinite.
-      doubtful: sentences about constants that are told if the results are off: other infinities, numbers near 1 that
-        lost digits, and tables of evenly spaced numbers that lost their differences.
+      unfollowed: the operations (mutable arrays, kernels of Pallas, callbacks) whose results float32 took from half.
+      zeros: sentences about constants that became 0 or infinite where it matters, see `advice`.
+      doubtful: sentences about constants that lost digits or differences, told if the results are off.
       uncompared: names of the results that have nothing but infinities, NaNs and masks beyond 1e18 in float32 too.
-      changed: {name: fraction of the elements that differ} of the results of integers, booleans or keys that do, and
-        {name: fraction of the elements that are finite in half alone} of other results.
-      compiled: sentences about results of the program that XLA compiles whole, which differ from those of its
-        operations by more than roundings explain.
+      changed: {name: fraction of the elements} of integers, booleans or keys that differ, and of others that are finite
+        in half alone.
+      compiled: sentences about results of the program that XLA compiles whole, which differ by more than roundings.
       is_half: whether the function computes in half before `autocast`.
       of: 'value' or 'grad', see `compare`.
     """
@@ -93,8 +82,8 @@ class ErrorReport:
     def rows(self) -> tuple[OperationRow, ...]:
         """Returns one `OperationRow` per operation on floating-point numbers, in order of evaluation.
 
-        Left out are operations that only move, negate or widen elements, such as reshape and pad. The function's
-        floating-point arguments and constants are rows too, with an empty `primitive`.
+        Operations that only move, negate or widen elements are left out. Arguments and constants are rows too, with an
+        empty `primitive`.
         """
         return self.analysis.rows
 
@@ -110,10 +99,7 @@ class ErrorReport:
 
     @property
     def hidden(self) -> tuple[tuple[OperationRow, OperationRow], ...]:
-        """Returns pairs of an operation with infinities that float32 does not have, and of the one that hides them.
-
-        Operations such as tanh or a maximum, which are right for an infinite operand, do not count.
-        """
+        """Returns pairs of an operation with infinities that float32 does not have, and of the one that hides them."""
         return self.analysis.hidden
 
     @property
@@ -133,11 +119,7 @@ class ErrorReport:
 
     @property
     def roundings(self) -> int:
-        """Returns the number of operations that rounded, not of elements.
-
-        An operation in a scan counts once for each iteration. A `while` loop that rounded counts once for each of its
-        iterations, however many operations it has.
-        """
+        """Returns the number of operations that rounded; in a scan, one for each iteration."""
         rounded = [row for row in self.rows if row.own]
         of_loops = {(row.path, row.source) for row in rounded if row.primitive == "while"}
         looped = sum(one.half for one in self.loops if (one.operation.path, one.operation.source) in of_loops)
@@ -145,18 +127,14 @@ class ErrorReport:
 
     @property
     def explained(self) -> float:
-        """Returns the largest error that the roundings explain, if they are independent.
-
-        The part of the error that begins at selections may be larger; see `is_explained`.
-        """
+        """Returns the largest error that the roundings explain, if they are independent; see `is_explained`."""
         return SLACK * rounding(self.dtype) * math.sqrt(max(1, self.roundings))
 
     @property
     def of_selections(self) -> float:
         """Returns the part of `error` that begins at selections, such as relu's derivative; 0.0 if `error` is infinite.
 
-        A selection rounds nothing. It takes other elements where roundings changed a comparison. The square of `error`
-        is the sum of the squares of this part and of the rest.
+        The square of `error` is the sum of the squares of this part and of the rest.
         """
         selected = min(sum(row.selected for row in self.rows), 1.0)
         return self.error * math.sqrt(selected) if math.isfinite(self.error) else 0.0
@@ -165,9 +143,8 @@ class ErrorReport:
     def is_explained(self) -> bool:
         """Returns whether roundings explain the errors of the results; False if `error` is infinite.
 
-        The part of the error that begins at selections may be up to the root of `explained`, the rest up to
-        `explained`: roundings of the relative size e change a comparison for about the fraction e of the elements, and
-        wrong elements of that fraction are a relative l2 error of about the root of e.
+        The part that begins at selections may be up to the root of `explained`: roundings of the relative size e change
+        a comparison for about the fraction e of the elements, and these are a relative l2 error of about the root of e.
         """
         if not math.isfinite(self.error):
             return False

@@ -45,15 +45,12 @@ _BETWEEN = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class _Half:
-    """A function in half precision, with the arguments of `compare`.
-
-    `options` are keyword arguments of `autocast`, or None for a function that is half already; `scale` may be traced.
-    """
+    """A function in half precision, with the arguments of `compare`."""
 
     fn: Function
-    options: dict[str, Any] | None
+    options: dict[str, Any] | None  # keyword arguments of `autocast`; None for a function that is half already
     of: str
-    scale: Any
+    scale: Any  # may be traced
 
     @property
     def __name__(self) -> str:
@@ -105,32 +102,22 @@ def compare(
     program gave it (its own error), and in float32 on the operands of the float32 program (the accumulated error). A
     `while` loop or a `cond` counts as one operation; a scan has errors for each iteration. If the results are off by
     more than rounding explains, changes that may mend the error are tried, each by one more run. Constants are not
-    rounded in the float32 program: 0.999 that becomes 1 beside a bfloat16 array is 0.999 there. Constants that were
-    half before, such as `np.float16(0.1)`, and random keys are the same in both programs. Callbacks run once, on the
-    numbers of the half program; in a `while` loop or a `cond`, for the float32 program too. In each run that tries a
-    change they run again.
+    rounded in the float32 program, unless they were half before. Random keys are the same in both programs. Callbacks
+    run once in each run, on the numbers of the half program; in a `while` loop or a `cond`, for float32 too.
 
     Args:
-      fn: a function of pytrees of arrays. It may compute in half already, by casts of its own: then both its casts and
-        those of `autocast` are compared with float32.
+      fn: a function of pytrees of arrays. It may compute in half already, by casts of its own.
       *args: its arguments; leaves that are no arrays are passed unchanged.
-      dtype: float16 or bfloat16, as for `autocast`; None: `fn` as it is, without autocast and its options.
-      lists: as for `autocast`.
-      level: as for `autocast`.
-      keep_float32: as for `autocast`.
-      of: 'value': the results of `fn`; 'grad': the gradients of `fn`, a float scalar, with respect to the
-        floating-point arrays of the first argument.
+      dtype: float16 or bfloat16, as for `autocast`; None: `fn` as it is, without autocast and its options
+        `lists`, `level` and `keep_float32`.
+      of: 'value': the results of `fn`; 'grad': the gradients of `fn`, a float scalar, by the first argument.
       scale: loss scale for of='grad', any positive number; the gradients are divided by the scale.
       names: names of the arguments in the report; default: 'argument 0' and so on.
 
-    Returns:
-      An `ErrorReport`.
-
     Raises:
       TypeError: for a `fn` that is not callable or that returns anything but arrays.
-      ValueError: for invalid options, options that would be ignored, a `keep_float32` that matches nothing, and
-        arguments without values (`jax.ShapeDtypeStruct`); for of='grad' also for a `fn` that returns no float scalar,
-        and a first argument without floating-point arrays.
+      ValueError: for invalid or ignored options, a `keep_float32` that matches nothing, arguments without values
+        (`jax.ShapeDtypeStruct`), and for of='grad' a `fn` without a float scalar or a first argument without floats.
     """
     options = None if dtype is None else dict(dtype=dtype, lists=lists, level=level, keep_float32=keep_float32)
     half = _Half(fn, options, of, scale)

@@ -1,8 +1,4 @@
-"""Arrays of a traced program: where each was computed, and from which arrays.
-
-The body of a loop or of a shard_map is a frame. A tensor in a frame stands for one array per iteration. An index
-selects an array: it has the iterations of the surrounding loops, outermost first.
-"""
+"""Arrays of a traced program, by frames: the bodies of loops and shard_map, with one array per iteration (an index)."""
 
 from __future__ import annotations
 
@@ -33,17 +29,14 @@ Index = tuple[int, ...]
 
 @dataclasses.dataclass(eq=False)
 class Frame:
-    """The program, the body of a scan, or the body of a shard_map ('devices').
-
-    `path` has the indices of the equations that lead to it, `tensors` the measured arrays in order of evaluation.
-    """
+    """The program, the body of a scan, or the body of a shard_map ('devices')."""
 
     kind: Literal["program", "scan", "devices"]
-    path: Path
+    path: Path  # indices of the equations that lead to the frame
     parent: Frame | None = None
     length: int = 1
     reverse: bool = False
-    tensors: list[Tensor] = dataclasses.field(default_factory=list)
+    tensors: list[Tensor] = dataclasses.field(default_factory=list)  # in order of evaluation
 
     def chain(self) -> list[Frame]:
         """Returns the surrounding frames and this frame, outermost first."""
@@ -56,23 +49,14 @@ class Frame:
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """An operation of the program, over all devices and iterations.
+    """An operation of the program, over all devices and iterations."""
 
-    Attributes:
-      path: modules and named scopes around the operation, such as 'ResNet/block_layer1_1/conv1'; an argument's name.
-      direction: 'forward', or 'backward' in the transpose of a function.
-      primitive: name of the primitive; '' for an argument.
-      source: 'file:line (function)' of the code of the operation; '' if unknown to JAX.
-      dtype: dtype of the result.
-      shape: shape of the result on one device.
-    """
-
-    path: str
-    direction: str
-    primitive: str
-    source: str
+    path: str  # modules and named scopes, such as 'ResNet/block_layer1_1/conv1'; an argument's name
+    direction: str  # 'forward', or 'backward' in the transpose of a function
+    primitive: str  # '' for an argument
+    source: str  # 'file:line (function)'; '' if unknown to JAX
     dtype: np.dtype[Any]
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the result on one device
 
     @property
     def name(self) -> str:
@@ -91,30 +75,20 @@ Links = Callable[[Index], list[Place]]
 
 @dataclasses.dataclass(eq=False)
 class Tensor:
-    """An array of the program; `source` and the like as in `Operation`.
-
-    Attributes:
-      frame, row: position of its statistics.
-      path: indices of the equations that lead to its equation.
-      name: name of an argument; '' for a result.
-      scope: surrounding named scopes as JAX prints them, with 'jvp(...)' and 'transpose(...)'.
-      links: function of an index to the arrays from which this array was computed.
-      choosers: function of an index to the floating-point arrays behind integer operands, such as indices of a gather.
-      callers: the lines that called the function of `source`, innermost first.
-    """
+    """An array of the program; `source` and the like as in `Operation`."""
 
     frame: Frame
-    row: int
-    path: Path
+    row: int  # of its statistics in the frame
+    path: Path  # indices of the equations that lead to its equation
     primitive: str
-    scope: str
+    scope: str  # named scopes as JAX prints them, with 'jvp(...)' and 'transpose(...)'
     source: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    links: Links
-    name: str = ""
-    choosers: Links = lambda index: []
-    callers: tuple[str, ...] = ()
+    links: Links  # from an index to the arrays from which this array was computed
+    name: str = ""  # of an argument
+    choosers: Links = lambda index: []  # to the floating-point arrays behind integer operands, such as indices
+    callers: tuple[str, ...] = ()  # the lines that called the function of `source`, innermost first
 
     @property
     def operation(self) -> Operation:
@@ -196,11 +170,7 @@ def places(tensors: Iterable[Tensor]) -> list[Place]:
 def hidden(
     tensors: Sequence[Tensor], is_bad: Callable[[Place], bool], is_written: Callable[[Place], bool]
 ) -> list[tuple[Place, Place]]:
-    """Returns pairs of an infinite array that was computed from finite arrays, and a finite array that it leads to.
-
-    Operations that are right for an infinite operand, such as tanh or a maximum, do not count, nor arrays that the
-    program wrote or was given (`is_written`).
-    """
+    """Returns pairs of an infinite array that was computed from finite arrays, and a finite array that it leads to."""
     bad = {place for place in places(tensors) if is_bad(place)}
     if not bad:
         return []
@@ -224,10 +194,7 @@ def hidden(
 
 
 def factors(tensors: Sequence[Tensor]) -> set[Tensor]:
-    """Returns the factors of derivatives that were computed in the forward pass, such as 0.5 / sqrt(x) for sqrt(x).
-
-    Only the backward pass reads a factor, and the operation that is differentiated has the same source line.
-    """
+    """Returns the factors of derivatives that were computed in the forward pass, such as 0.5 / sqrt(x) for sqrt(x)."""
     read_by: dict[Tensor, list[Tensor]] = defaultdict(list)
     first_at: dict[str, Tensor] = {}
     for tensor in tensors:

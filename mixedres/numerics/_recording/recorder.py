@@ -1,11 +1,4 @@
-"""Evaluation of a traced program that measures every floating-point array.
-
-Every operation is compiled alone, and equal operations, as those of equal layers, share a compiled program. A program
-with effects, such as callbacks and mutable arrays, is compiled as a whole.
-
-Calls are inlined; scan and shard_map are entered, with statistics for every iteration and device. `while` and `cond`
-are single operations; of a `lax.platform_dependent` the branch of the platform is inlined.
-"""
+"""Evaluation of a traced program, operation by operation, that measures every floating-point array."""
 
 import dataclasses
 import functools
@@ -44,14 +37,11 @@ KEPT = 4096
 
 
 class Value(NamedTuple):
-    """An array, or what a `Recorder` has for one, and the measured tensor with its elements.
-
-    Integers and constants have none; integers have in `choosers` the tensors from which they were computed.
-    """
+    """An array, or what a `Recorder` has for one, and the measured tensor with its elements."""
 
     array: Any
     tensor: Tensor | None = None
-    choosers: tuple[Tensor, ...] = ()
+    choosers: tuple[Tensor, ...] = ()  # of integers: the tensors from which they were computed
 
 
 @dataclasses.dataclass
@@ -98,10 +88,7 @@ def _program(kind: _Kind) -> Callable[..., list[Any]]:
 
 
 class Recorder:
-    """Evaluates programs for one platform; `frames` are the frames of the last evaluation by path.
-
-    A subclass says what is measured. It may also carry more than an array for each value of the program.
-    """
+    """Evaluates programs for one platform. A subclass defines what is measured."""
 
     # Primitives whose results are not measured, because the measured operand says the same.
     unmeasured = frozenset(SAME_ELEMENTS)

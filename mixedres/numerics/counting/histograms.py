@@ -1,9 +1,4 @@
-"""Histograms of an array's exponents, from which the effects of half precision at any scale follow.
-
-A loss scale that is a power of two moves every exponent by the same number and changes no mantissa, so one count per
-exponent gives the number of lost, subnormal and overflowing elements at every scale. Counts add up: over micro-batches,
-iterations, steps and devices.
-"""
+"""Histograms of an array's exponents, which a scale of a power of two only moves: one count serves every scale."""
 
 from __future__ import annotations
 
@@ -150,25 +145,21 @@ class Exponents:
         return self._fraction(self._finite[(moved >= SMALLEST - 1) & (moved < SMALLEST_NORMAL)].sum())
 
     def lost_mass(self, log2_scale: int = 0) -> float:
-        """Returns the fraction of the sum of all magnitudes that becomes zero in float16 times 2**log2_scale.
-
-        The magnitudes of an octave are taken as evenly spread over it.
-        """
+        """Returns the fraction of the sum of all magnitudes that becomes zero in float16 times 2**log2_scale."""
         moved = self._exponents + log2_scale
         return _ratio(self._mass[moved < SMALLEST - 1].sum(), self._mass.sum())
 
     def max_safe_log2_scale(self) -> int | None:
-        """Returns the exponent of the largest scale at which all elements stay finite in float16.
+        """Returns the exponent of the largest scale at which all finite elements stay finite in float16.
 
-        Infinities and NaNs are left out. None if no element is finite and not zero.
+        None if no element is finite and not zero.
         """
         return None if self.top is None else TOP - self.top
 
     def min_sufficient_log2_scale(self, fraction: float = 1e-3) -> int | None:
-        """Returns the exponent of the smallest scale at which few elements become zero in float16.
+        """Returns the exponent of the smallest scale at which less than `fraction` of the mass becomes zero in float16.
 
-        Less than `fraction` of the mass (the sum of all magnitudes) becomes zero, whatever overflows. None if no
-        element is finite and not zero.
+        None if no element is finite and not zero.
 
         Raises:
           ValueError: for a `fraction` that is not above 0.
@@ -186,12 +177,8 @@ class Exponents:
 
         Rounding an element with the unit u in its last place has a mean square error of u**2 / 12; an element that
         becomes zero loses all its energy. Mantissas are taken as uniform: real ones make the error about a tenth
-        larger, and a few elements that outweigh all others may make it a third larger or smaller.
-
-        Args:
-          log2_scale: exponent of the scale.
-          mantissa_bits: 10 for float16, 7 for bfloat16.
-          smallest: exponent of the smallest subnormal number; None for the range of float32, as in bfloat16.
+        larger, and a few elements that outweigh all others may make it a third larger or smaller. `mantissa_bits` and
+        `smallest`, the exponent of the smallest subnormal, are those of float16; bfloat16 has 7 and None.
         """
         if smallest is not None and self.overflowing(log2_scale):
             return math.nan

@@ -1,9 +1,4 @@
-"""Statistics of values inside a function and of their gradients, without changing its results.
-
-`tap(x, name)` is `x`. While statistics are taken it is an identity with a custom backward pass, which returns the
-histograms of `x` and of its cotangent as the "gradient" of an array of zeros. Like all gradients they are summed over
-iterations and devices and work under `jit`, `scan`, `remat`, `vmap` and `shard_map`, without callbacks.
-"""
+"""Statistics of values and of their gradients, which the custom backward pass of `tap` returns as gradients."""
 
 import contextlib
 import contextvars
@@ -82,9 +77,7 @@ def tap(x: T, name: str) -> T:
 
         y = tap(x @ w, "product")
 
-    Args:
-      x: an array or a pytree, whose leaves are named 'name[0]', "name['key']" and so on.
-      name: name of the value; taps of the same name are counted together.
+    Taps of the same name are counted together. The leaves of a pytree are named 'name[0]', "name['key']" and so on.
     """
     capture = _capture.get()
     if capture is None:
@@ -152,19 +145,10 @@ def names(fn: Function, *args: PyTree) -> dict[str, np.dtype]:
 def tapped_value_and_grad(
     fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False, select: Collection[str] | None = None
 ) -> Callable[..., tuple[Any, Any, TapStatistics]]:
-    """Returns `jax.value_and_grad` of `fn` with the statistics of all taps in `fn`.
+    """Returns `jax.value_and_grad` of `fn` that gives (value, gradients, `TapStatistics` of the taps in `fn`).
 
-    Args:
-      fn: function that returns a scalar loss, or (loss, aux) if `has_aux`.
-      argnums: arguments to differentiate, as in `jax.value_and_grad`.
-      has_aux: whether `fn` also returns other values.
-      select: name or names of the taps to count, which may be empty; None for all. Names without a tap are ignored.
-
-    Returns:
-      A function of the arguments of `fn` to (value, gradients, statistics), with the value and gradients of
-      `jax.value_and_grad` and the `TapStatistics` of the taps on which the loss depends. The arguments to
-      differentiate are given by place, strings and switches by name, because arguments given by place are traced.
-      The other values of `has_aux` are pytrees of arrays.
+    `select`: name or names of the taps to count, which may be empty; None for all. Names without a tap are ignored.
+    Strings and switches are given to the result by name, because arguments given by place are traced.
 
     Raises:
       ValueError: when called, if `fn` executes no tap and `select` is None.
@@ -199,8 +183,7 @@ def tapped_value_and_grad(
 def read(statistics: TapStatistics) -> dict[str, Tapped]:
     """Converts the statistics of `tapped_value_and_grad`, or sums of them, to {name: `Tapped`} on the host.
 
-    Leaves out taps that were never executed, for example in a branch that was not taken, or only inside a derivative
-    that the function computes itself.
+    Leaves out taps that were never executed, for example in a branch that was not taken.
     """
     read = {}
     for name, dtype, parts in zip(statistics.names, statistics.dtypes, jax.device_get(statistics.counts), strict=True):

@@ -29,10 +29,7 @@ def location(finding: Finding, devices: int) -> str:
 
 
 def products_before(finding: Finding, count: int = 5) -> list[str]:
-    """Returns lines about the last `count` products before the first tensor that is not finite.
-
-    A line has the name of a product and its largest finite magnitude. The list is empty if no such tensor was found.
-    """
+    """Returns lines about the last products before the first tensor that is not finite, with their magnitudes."""
     if finding.origin is None:
         return []
     rows = [row for row in finding.arrays[: finding.origin.position] if row.primitive in _PRODUCTS]

@@ -22,10 +22,7 @@ _MOST_LINES = 3
 
 
 def in_wide_range(experiment: Experiment, name: str = FLOAT32) -> Experiment:
-    """Returns the experiment with the preset `name`, which has the range of float32: 'fp32' or 'bf16'.
-
-    In float16, small gradients would become zero before they are counted.
-    """
+    """Returns the experiment with a preset of float32's range, so that small gradients do not become zero."""
     return experiment.in_precision(precision.get(name))
 
 

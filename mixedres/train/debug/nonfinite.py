@@ -1,8 +1,4 @@
-"""A step whose numbers are not finite: the step is saved, repeated with every array measured, and explained.
-
-The training step halts before such a step changes the state (`mixedres.train.step.train_step`), so the current state is
-the state before the step. The step is a function of this state and the batch alone.
-"""
+"""A step whose numbers are not finite: the step is saved, repeated with every array measured, and explained."""
 
 import dataclasses
 import io
@@ -37,27 +33,16 @@ _MOST_UNPACKED = 50
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """A step saved by `save_step`.
+    """A step saved by `save_step`."""
 
-    Attributes:
-      step: number of the step that failed, counted from 1.
-      config: flat config of the run, with the number of devices.
-      state: {path: array} of the state before the step.
-      batch: the global batch.
-    """
-
-    step: int
-    config: Record
-    state: dict[str, np.ndarray]
-    batch: dict[str, np.ndarray]
+    step: int  # number of the step that failed, from 1
+    config: Record  # flat, with the number of devices
+    state: dict[str, np.ndarray]  # {path: array} before the step
+    batch: dict[str, np.ndarray]  # the global batch
 
 
 def explain_halt(experiment: Experiment, workdir: pathlib.Path, state: TrainState, batch: Batch) -> NonFiniteError:
-    """Saves a halted step under ``workdir/nonfinite``, examines the step, and returns the error to raise.
-
-    `state` is the result of the halted step, which equals the state before the step except for `halted`. `batch` is the
-    batch of the first step that halted.
-    """
+    """Saves a halted step under ``workdir/nonfinite``, examines the step, and returns the error to raise."""
     number, directory = int(state.step) + 1, workdir / DIRECTORY
     if jax.process_count() > 1:  # the global batch in every process
         batch = multihost_utils.process_allgather(batch, tiled=True)
@@ -92,10 +77,7 @@ def examine_step(experiment: Experiment, state: TrainState, batch: Batch) -> num
 def save_step(
     directory: pathlib.Path, experiment: Experiment, state: TrainState, batch: Batch, found: str | None = None
 ) -> None:
-    """Writes state, batch and config into `directory`, completely or not at all; replaces an older step there.
-
-    The state must be replicated and the batch addressable by this process; only the first process writes.
-    """
+    """Writes state, batch and config into `directory`, completely or not at all; replaces an older step there."""
     if jax.process_index() != 0:
         return
     partial = directory.with_name(_PARTIAL)
@@ -128,11 +110,7 @@ def load_step(directory: pathlib.Path) -> Saved:
 
 
 def restore_state(experiment: Experiment, saved: Saved) -> TrainState:
-    """Returns the saved state on the devices of `experiment`, which may have another preset.
-
-    If the loss scale of `experiment` is of another kind than the saved loss scale, it begins as at the start of a run.
-    Raises ConfigError if the saved arrays do not fit this network.
-    """
+    """Returns the saved state on the devices of `experiment`, with a new loss scale if the preset has another kind."""
     _check_batch(experiment, saved.batch)
     like = jax.eval_shape(experiment.init_state)
     scale = named_leaves({"opt_state": {"loss_scale": experiment.tx.init({}).loss_scale}})

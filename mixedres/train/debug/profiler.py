@@ -18,16 +18,12 @@ from mixedres.train.step import TrainState
 class Profiler:
     """Trace of the steps in a window and of nothing else: the trace begins and ends when the device is idle.
 
-    An evaluation, a checkpoint or an error ends the trace, and the rest of the window is not traced. In a run of
-    several processes only process 0 traces. The other processes wait for it outside of collectives, because a
-    collective may time out. If a trace cannot be started or written, a warning is printed.
+    In a run of several processes only process 0 traces. The other processes wait for it outside of collectives, because
+    a collective may time out. If a trace cannot be started or written, a warning is printed.
     """
 
     def __init__(self, window: range, directory: pathlib.Path, log: RunLog, group: SingleProcess):
-        """Prepares the trace of the steps in `window`, in the workdir `directory`; `step` starts the trace.
-
-        The clock of `log` stops while a trace begins or ends. Without steps in `window` nothing is traced.
-        """
+        """Prepares the trace of the steps in `window`; the clock of `log` stops while a trace begins or ends."""
         self._window, self._directory, self._log, self._group = window, directory / workdir.PROFILE, log, group
         self._trace = self._directory / workdir.TRACES  # of this start; "*" stands for the first step
         self._state: Callable[[], TrainState]
@@ -73,11 +69,7 @@ class Profiler:
             self._since, self._window = 0, range(0)
 
     def _in_turn(self, action: Callable[[], None], name: str) -> None:
-        """Calls `action` in process 0 after the dispatched steps have finished; the other processes wait.
-
-        `name` is the name of the barrier at which the processes wait, and differs in every call. The clock of
-        training steps is stopped.
-        """
+        """Calls `action` in process 0 after the dispatched steps; other processes wait at the barrier `name`."""
         jax.block_until_ready(self._state())
         self._log.clock.stop()  # the loop starts it again in the next step
         with self._group.pause():
@@ -85,10 +77,7 @@ class Profiler:
             self._group.barrier(name)
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """Calls `action` in process 0; if `action` raises, removes the incomplete trace and prints a warning.
-
-        An error of the profiler does not end the run. After the first error, the method does nothing.
-        """
+        """Calls `action` in process 0; if `action` raises, removes the trace, prints a warning, and traces no more."""
         if not self._group.is_primary or self._has_failed:
             return
         try:

@@ -1,8 +1,4 @@
-"""Comparison of the copies of the training state on all devices of all processes.
-
-Every device applies the same updates to its own copy. A fault of memory, or other libraries on a host, make the copies
-differ, and nothing else in a run shows it: the gradients of a wrong copy are still finite.
-"""
+"""Comparison of the copies of the training state on all devices: nothing else in a run shows that copies differ."""
 
 import collections
 import concurrent.futures
@@ -18,11 +14,7 @@ from mixedres._internal.types import PyTree
 
 
 def check_copies(state: PyTree, group: SingleProcess, step: int, newest: int | None) -> None:
-    """Raises DifferentCopiesError in all processes if the copies of `state` on the devices of the run differ.
-
-    `group`: the processes of the run, which all call this. `newest`: step of the newest checkpoint, for the message;
-    None without a checkpoint.
-    """
+    """Raises DifferentCopiesError in all processes if the copies of `state` on the devices of the run differ."""
     count = len(jax.tree.leaves(state)[0].addressable_shards)
     if group.count * count == 1:
         return
@@ -37,12 +29,9 @@ def check_copies(state: PyTree, group: SingleProcess, step: int, newest: int | N
 
 
 def checksum(state: PyTree, index: int) -> int:
-    """Returns the CRC-32 of the copy of `state` on device `index` of this process.
-
-    The CRC-32 changes with every flipped bit, and if two numbers trade places. The host computes the CRC-32: the 205 MB
-    of ResNet-50 with momentum take 0.12 s of a CPU core. A program for the devices would be twice as fast, but compiles
-    for 17 s, because the state has 434 arrays.
-    """
+    """Returns the CRC-32 of the copy of `state` on device `index` of this process."""
+    # On the host: 0.12 s of a CPU core for the 205 MB of ResNet-50 with momentum. A program for the devices would be
+    # twice as fast, but compiles for 17 s.
     found = 0
     for leaf in jax.tree.leaves(state):  # `addressable_data` would return the first copy for every index
         copy = np.ascontiguousarray(jax.device_get(leaf.addressable_shards[index].data))

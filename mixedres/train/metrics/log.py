@@ -77,18 +77,10 @@ class Meter:
 
     Loss and top-1 are means over the applied steps, or over all steps if none was applied, because the loss of a
     skipped step may be infinite.
-
-    Attributes:
-      sums: sums of loss and top-1.
-      steps: number of steps of this start.
     """
 
     def __init__(self, clock: Stopwatch, waited: float, sums: Sums | None = None):
-        """Begins now.
-
-        `waited`: seconds of `clock` in which the devices waited for a batch. `sums`: sums of an earlier start, which
-        the means continue; the rates do not.
-        """
+        """Begins now; `waited`: seconds of `clock` in which the devices waited; `sums`: of an earlier start."""
         self.sums, self.steps = sums or no_sums(), 0
         self._clock, self._began, self._waited = clock, clock.read(), waited
 
@@ -119,11 +111,7 @@ class Notes:
         self._has_waited = self._has_problem = False
 
     def look(self, data_wait: float, seconds: float, problem: str | None) -> None:
-        """Prints a note once if the data come too slowly, and every time that more images cannot be read.
-
-        `data_wait`: fraction of the training time in which the devices waited for data. `problem`: why the metrics
-        cannot be written, or None.
-        """
+        """Prints a note once if too much time is spent on `data_wait`, and each time images are unreadable."""
         if data_wait > WAIT_LIMIT and seconds > WAIT_PATIENCE and not self._has_waited:
             self._has_waited = True
             self._print(
@@ -142,16 +130,7 @@ class Notes:
 
 
 class RunLog:
-    """Collector of the metrics of steps and evaluations, which it passes to files and to the terminal.
-
-    Attributes:
-      clock: seconds spent in training steps.
-      last: metrics of the newest finished step.
-      total_skipped: skipped steps since the start of the run.
-      epoch_loss: mean training loss between the last two evaluations; None before the first.
-      waited: seconds of `clock` in which the devices waited for a batch.
-      resources: sampler of processor, memory and GPUs.
-    """
+    """Collector of the metrics of steps and evaluations, which it passes to files and to the terminal."""
 
     def __init__(
         self,
@@ -162,17 +141,12 @@ class RunLog:
         batch_size: int,
         log_every: int,
         learning_rate: Callable[[int], float],
-        unreadable: Mapping[str, str] = MappingProxyType({}),
-        state: LogState | None = None,
-        resources: Resources | None = None,
-        shows_top5: bool = True,
+        unreadable: Mapping[str, str] = MappingProxyType({}),  # {name: reason}, which grows
+        state: LogState | None = None,  # the result of `state` at the first step of this start
+        resources: Resources | None = None,  # closed with this log
+        shows_top5: bool = True,  # top-5 is 1 for up to five classes
     ):
-        """Starts the log, which passes metrics to `writers` and lines to `progress`.
-
-        `unreadable`: {name: reason}, which grows with every image that cannot be used. `state`: the result of `state`
-        at the first step of this start; None at the start of a run. `resources`: sampler, closed with this log; None:
-        no samples. `shows_top5`: print top-5, which is 1 for up to five classes.
-        """
+        """Starts the log, which passes metrics to `writers` and lines to `progress`."""
         state = state or HostState().log
         self.clock = Stopwatch()
         self.waited = 0.0

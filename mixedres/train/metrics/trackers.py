@@ -31,20 +31,14 @@ class Tracker(Protocol):
 
 
 class Trackers(contextlib.AbstractContextManager["Trackers"]):
-    """Trackers by name; an exception that leaves the context closes them as failed.
-
-    After an error of a tracker the training goes on: a warning is printed, and the tracker gets no more metrics.
-    """
+    """Trackers by name, closed as failed by an exception; after an error of one the training goes on without it."""
 
     def __init__(self, trackers: Mapping[str, Tracker] | None = None) -> None:
         self._trackers = dict(trackers or {})
 
     @staticmethod
     def of(directory: pathlib.Path, config: Mapping[str, Json], first_step: int) -> "Trackers":
-        """Starts the registered trackers of the run in `directory`, with its flat config, that goes on at `first_step`.
-
-        Raises TrainingError if a tracker does not start.
-        """
+        """Starts the registered trackers of a run; raises TrainingError if a tracker does not start."""
         with contextlib.ExitStack() as stack:
             started = stack.enter_context(Trackers())
             for name, make in registry.TRACKERS.items():

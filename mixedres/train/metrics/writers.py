@@ -20,13 +20,11 @@ class MetricWriter:
     def __init__(
         self, jsonl: pathlib.Path | None, first_step: int, *, evaluated: bool = True, trackers: Trackers | None = None
     ):
-        """Opens the file, and removes the lines that the run writes again.
+        """Opens the file `jsonl`, and removes the lines of the steps after `first_step`, which the run writes again.
 
-        Raises OSError if `jsonl` cannot be opened.
-
-        `jsonl`: file of lines; None in a process that writes none. `first_step`: the step at which this start begins;
-        lines of later steps are removed. `evaluated`: whether `first_step` was evaluated before its checkpoint; if not,
-        its evaluation is removed. `trackers`: receive the values too; not closed with this writer. None: no trackers.
+        `evaluated`: whether `first_step` was evaluated before its checkpoint; if not, its evaluation is removed.
+        `trackers` receive the values too, and are not closed with this writer. Raises OSError if `jsonl` cannot be
+        opened.
         """
         if jsonl is not None and jsonl.exists():
             last = dict.fromkeys(("train", "resources", "numerics"), first_step)
