@@ -31,6 +31,10 @@ SIMPLE_CALLS = frozenset(
 
 # What makes the body of a function under jax.jit a part of the program that calls it; since JAX 0.11 True does so late.
 INLINE: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
+# Reductions that XLA for CPUs fuses with what they read. By default, it computes one kind wrong: a reduction of a
+# product with a matrix of one constant (jaxlib 0.10.2 to 0.12.0.1).
+FUSIONS = "xla_cpu_experimental_ynn_fusion_type"
+_SOUND: dict[str, Any] = {FUSIONS: ""}
 _NOTHING = contextlib.nullcontext()
 _ONE_AT_A_TIME = threading.RLock()
 # Whether the thread is inside `kept_casts`, where jax.jit traces anew. Late, because it empties the caches of jax.jit.
@@ -339,9 +343,26 @@ def vary_alike(*arrays: Array) -> list[Any]:
     return [vary_over(names, x) for x in arrays]
 
 
+def sound_options(platform: str) -> dict[str, Any]:
+    """Returns the options without which a program may be compiled wrong on this platform."""
+    return _SOUND if platform == "cpu" and knows_options(*_SOUND.items()) else {}
+
+
 def options_for_one_run(platform: str | None = None) -> dict[str, Any]:
-    """Returns compiler options for a program that runs once: on a CPU its code would take long to optimize."""
-    return {"xla_backend_optimization_level": 0} if (platform or jax.default_backend()) == "cpu" else {}
+    """Returns the options for a program that runs once; without `platform`, for the default device."""
+    platform = platform or jax.default_backend()
+    # On a CPU most of the time would be spent on optimizing the code of the program.
+    return sound_options(platform) | ({"xla_backend_optimization_level": 0} if platform == "cpu" else {})
+
+
+@functools.cache
+def knows_options(*options: tuple[str, Any]) -> bool:
+    """Returns whether the installed XLA has the options."""
+    try:
+        jax.jit(lambda: 0, compiler_options=dict(options)).lower().compile()
+    except RuntimeError:  # No such compile option
+        return False
+    return True
 
 
 def portable_stablehlo(module: bytes, version: str) -> bytes:

@@ -223,7 +223,7 @@ def _words(classifier: Classifier, facts: Record) -> Record:
     instructions: str | None = {"bf16": "avx512_bf16", "fp32": "avx2"}.get(facts["precision"])
     compiled_with = models.onednn.COMPILER_OPTIONS
     if not isinstance(classifier.model, models.ResNet):
-        instructions, compiled_with = "", models.onednn.sound_options()
+        instructions, compiled_with = "", models.compiler_options(classifier.model, "cpu")
     options = ""
     if instructions is not None:
         options = _OPTIONS_FOR_CPUS.format(options=compiled_with, instructions=instructions)

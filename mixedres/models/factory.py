@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import jmp
 
+from mixedres._internal.jax_compat import sound_options
 from mixedres._internal.tree import at_least_float32
 from mixedres._internal.types import DType
 from mixedres.models import onednn, resnet
@@ -105,7 +106,7 @@ def compiler_options(model: Network, platform: str) -> dict[str, Any]:
     if platform != "cpu":
         return {}
     if not isinstance(model, ResNet):
-        return onednn.sound_options()
+        return sound_options(platform)
     if not model.use_onednn:
         return {}
     if onednn.multiplies(model.policy.compute_dtype) and onednn.multiplies(jnp.bfloat16):

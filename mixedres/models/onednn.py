@@ -12,18 +12,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mixedres._internal.jax_compat import FUSIONS, knows_options
 from mixedres._internal.types import DType, PrecisionLike
 from mixedres.models.products import Pads, has_fewer_pixels, product_of_windows, xla_convolution
 
-_FUSIONS = "xla_cpu_experimental_ynn_fusion_type"
 # With these fusions, XLA's other library (YNNPACK) leaves convolutions to oneDNN. Fused reductions make the step of a
-# ResNet-20 1.15 (bf16) to 1.2 times (fp32) as fast. XLA fuses them by default, too, and computes one kind wrong: a
-# reduction of a product with a matrix of one constant (jaxlib 0.10.2 to 0.12.0.1). ResNets have no such product.
+# ResNet-20 1.15 (bf16) to 1.2 times (fp32) as fast, and ResNets have no product that they compute wrong.
 COMPILER_OPTIONS: dict[str, Any] = {
     "xla_cpu_experimental_onednn_custom_call": True,
-    _FUSIONS: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE",
+    FUSIONS: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE",
 }
-_SOUND: dict[str, Any] = {_FUSIONS: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 # Before JAX 0.11, jaxlib has oneDNN for float16 alone, in a loop 100 times slower than the float32 convolution.
 _FIRST_JAX = (0, 11)
 _CPUINFO = pathlib.Path("/proc/cpuinfo")
@@ -46,12 +44,7 @@ def is_faster(compute_dtype: DType, count: int) -> bool:
     if count < _MANY or jax.__version_info__ < _FIRST_JAX or platform.machine() not in ("x86_64", "AMD64"):
         return False
     dtypes = (jnp.float32, jnp.float16, jnp.bfloat16)
-    return _are_known(*COMPILER_OPTIONS.items()) and jnp.dtype(compute_dtype) in dtypes
-
-
-def sound_options() -> dict[str, Any]:
-    """Returns the options for programs of networks that mixedres did not write: no fusions that can be wrong."""
-    return _SOUND if _are_known(*_SOUND.items()) else {}
+    return knows_options(*COMPILER_OPTIONS.items()) and jnp.dtype(compute_dtype) in dtypes
 
 
 def multiplies(dtype: DType) -> bool:
@@ -71,16 +64,6 @@ def widens(dtype: DType) -> bool:
     """Returns whether XLA computes convolutions of a half-precision dtype in float32, so that oneDNN can help."""
     # With AVX-512, XLA gives them to oneDNN as they are, which takes up to four times as long in float16.
     return not multiplies(dtype) and "avx512f" not in _instructions()
-
-
-@cache
-def _are_known(*options: tuple[str, Any]) -> bool:
-    """Returns whether the installed XLA has the options."""
-    try:
-        jax.jit(lambda: 0, compiler_options=dict(options)).lower().compile()
-    except RuntimeError:  # No such compile option
-        return False
-    return True
 
 
 @cache

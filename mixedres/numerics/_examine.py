@@ -18,6 +18,8 @@ from mixedres._internal import jax_compat
 from mixedres._internal.errors import listed
 from mixedres._internal.tree import is_array, is_inexact, leaves_by_path
 from mixedres._internal.types import Array, Function, Params, PyTree
+from mixedres.numerics._compiled import parted
+from mixedres.numerics._recording.arguments import Traced
 from mixedres.numerics._report import GradientAt, Report
 from mixedres.numerics._rows import TensorRow, log2_of_scale
 from mixedres.numerics.counting import Exponents, TapStatistics, exponents, tap_modules, tapped_value_and_grad
@@ -71,6 +73,8 @@ def examine(
     rows = seen.rows(arrays)
     counted = {row.name for row in rows if row.kind == "activation"}
     notes = _notes(found, dtypes, seen.taps.names, [name for name in seen.taps.names if name not in counted])
+    if tries:
+        notes += _parted(loss_of, has_aux, floats, batch, _named(np.asarray(loss), gradients))
     report = Report(rows, log2_scale, title, tuple(notes), loss=loss)
     if not tries or report.dtype != "float16" or not math.isfinite(loss):
         return report
@@ -160,6 +164,22 @@ def _count(
             "that stores its values; tap the arguments and results of that function instead"
         ) from None
     return seen, gradients, float(loss)
+
+
+def _named(loss: Array, gradients: Mapping[str, Array]) -> dict[str, Array]:
+    return {"loss": loss, **{f"gradient of {name}": array for name, array in gradients.items()}}
+
+
+def _parted(
+    loss_fn: Function, has_aux: bool, floats: dict[str, Any], batch: Sequence[PyTree], own: dict[str, Array]
+) -> tuple[str, ...]:
+    """Returns sentences about loss and gradients, if the program that the user compiles computes others than `own`."""
+
+    def run(floats: dict[str, Any], *batch: PyTree) -> dict[str, Array]:
+        value, gradients = jax.value_and_grad(loss_fn, has_aux=has_aux)(floats, *batch)
+        return _named(value[0] if has_aux else value, gradients)
+
+    return parted(Traced.of(run, (floats, *batch), ()), jax.tree.leaves(own))
 
 
 def _gradient_in_half(

@@ -15,6 +15,7 @@ from mixedres._internal.errors import listed
 from mixedres._internal.jaxprs.module_paths import expression
 from mixedres._internal.tree import is_inexact
 from mixedres._internal.types import Array, Function, PyTree
+from mixedres.numerics._compiled import parted
 from mixedres.numerics._recording.arguments import Traced
 from mixedres.numerics._recording.frames import Operation, Place, Statistics, Tensor, factors, hidden, outside
 from mixedres.numerics._recording.recorder import Recorder
@@ -94,14 +95,20 @@ class Finding:
         beside its `inputs`, `devices` and `iterations`; None if all results are finite, or constants.
       hidden: pairs of an array with infinities and of a finite array that was computed from the infinities, such as a
         quotient 1 / inf = 0; empty if a result is not finite.
+      compiled: sentences about results that XLA's compiled program computes otherwise than its operations.
     """
 
     arrays: tuple[ArrayRecord, ...]
     nonfinite_results: tuple[str, ...]
     origin: Origin | None
     hidden: tuple[tuple[ArrayRecord, ArrayRecord], ...] = ()
+    compiled: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        return " ".join([*self.compiled, self._sentence])
+
+    @property
+    def _sentence(self) -> str:
         if self.origin is None and self.nonfinite_results:
             named = listed([name or "the result" for name in self.nonfinite_results], 3)
             return f"constants of the program are results that are not finite: {named}"
@@ -259,4 +266,5 @@ def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> F
         for name, result, tensor in zip(program.results, results, tensors, strict=True)
         if tensor is None and is_inexact(result) and not jnp.isfinite(result).all()
     ]
-    return dataclasses.replace(found, nonfinite_results=(*found.nonfinite_results, *constants))
+    nonfinite = (*found.nonfinite_results, *constants)
+    return dataclasses.replace(found, nonfinite_results=nonfinite, compiled=parted(program, results))

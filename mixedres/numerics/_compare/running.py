@@ -18,14 +18,14 @@ from mixedres import amp
 from mixedres._internal import jax_compat
 from mixedres._internal.cli import console
 from mixedres._internal.jaxprs.module_paths import expression
-from mixedres._internal.tree import HALF, at_least_float32, is_half, is_inexact
+from mixedres._internal.tree import HALF, at_least_float32, is_inexact
 from mixedres._internal.types import Array, DType, Function, Jaxpr, PyTree
 from mixedres.numerics._compare.analysis import Analysis
-from mixedres.numerics._compare.compiled import parted
 from mixedres.numerics._compare.constants import lost_constants, unrounded
 from mixedres.numerics._compare.exact import in_float32, widened
 from mixedres.numerics._compare.recorder import Outcome, PairRecorder
 from mixedres.numerics._compare.report import ErrorReport, Mend
+from mixedres.numerics._compiled import half_dtypes, parted
 from mixedres.numerics._recording.arguments import Traced, is_array
 from mixedres.numerics._recording.frames import Statistics, Tensor
 from mixedres.numerics._rows import MOST_ERROR, format_power
@@ -143,7 +143,7 @@ def _judged(
 ) -> tuple[ErrorReport, list[Any]]:
     """Returns the report without mends, and the results beside those in float32; `plain` is without autocast."""
     results, tensors, statistics = ran
-    dtypes = {amp.half_dtype(half.options["dtype"])} if half.options else _half_dtypes(program.jaxpr)
+    dtypes = {amp.half_dtype(half.options["dtype"])} if half.options else half_dtypes(program.jaxpr)
     dtype = dtypes.pop() if len(dtypes) == 1 else HALF[0]
     constants = lost_constants(plain.jaxpr, plain.platform)
     if plain is not program and constants.is_rounded and not plain.jaxpr.effects:
@@ -169,8 +169,8 @@ def _judged(
         doubtful=constants.doubtful,
         uncompared=tuple(empty),
         changed={name: outcome.changed for name, outcome in named if outcome.changed},
-        compiled=() if unfollowed else tuple(parted(program, results)),
-        is_half=bool(_half_dtypes(plain.jaxpr)),
+        compiled=() if unfollowed else parted(program, [half for half, _ in results], [one.error for one in outcomes]),
+        is_half=bool(half_dtypes(plain.jaxpr)),
         of=half.of,
     )
     return report, results
@@ -228,12 +228,6 @@ class _Progress:
         if time.monotonic() - self._said >= _BETWEEN:
             self._said = time.monotonic()
             console.complain(f"compare: {what}")
-
-
-def _half_dtypes(jaxpr: Jaxpr) -> set[np.dtype[Any]]:
-    """Returns the half dtypes in which a program computes."""
-    atoms = (atom for eqn in jax_compat.equations(jaxpr) for atom in eqn.outvars)
-    return {np.dtype(atom.aval.dtype) for atom in atoms if is_half(atom.aval)}
 
 
 def _mends(

@@ -108,7 +108,7 @@ class Recorder:
     def _options(self) -> dict[str, Any]:
         """Returns the options of the compiler: results are rounded to their dtype after every operation."""
         on_cpu = {"xla_backend_optimization_level": self.level} if self.platform == "cpu" else {}
-        return {"xla_allow_excess_precision": False} | on_cpu
+        return {"xla_allow_excess_precision": False} | jax_compat.sound_options(self.platform) | on_cpu
 
     def measure(self, array: Array) -> Any:
         """Returns the statistics of a value, float32 (k,), or what `collect` takes for them."""
