@@ -7,11 +7,7 @@ loses what cancels: the gradient of cross entropy is p - 1, where logsumexp give
 import jax.numpy as jnp
 
 from mixedres.amp._graph import Graph, Node, Path, Value
-from mixedres.amp._rules import WINDOW_EXTREMES
-
-# Largest number of half cotangents that are added in half, such as those of the gates of a cell. A longer sum would be
-# rounded as often as it has parts.
-MOST_IN_HALF = 8
+from mixedres.amp._rules import MOST_IN_HALF, WINDOW_EXTREMES
 
 
 def sum_in_float32(graph: Graph) -> None:

@@ -17,7 +17,7 @@ from mixedres._internal import jax_compat
 from mixedres._internal.jaxprs.module_paths import modules
 from mixedres._internal.tree import FLOAT32, HALF, is_half
 from mixedres._internal.types import Array, Equation
-from mixedres.amp._rules import COPIES, DEVICE_COPIES, GATHERS, JOINS, RUNNING_EXTREMES, Lists
+from mixedres.amp._rules import COPIES, DEVICE_COPIES, GATHERS, JOINS, MOST_IN_HALF, RUNNING_EXTREMES, Lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,6 +193,15 @@ class Node:
             return False
         return not any(jnp.issubdtype(dtype, jnp.inexact) and dtype.itemsize > 4 for dtype in dtypes)
 
+    @property
+    def looks_up(self) -> bool:
+        """Returns whether the node may take an element of a half array more than `MOST_IN_HALF` times."""
+        if self.primitive != "gather" or self.widened or not self.on_half:
+            return False
+        batching = self.eqn.params["dimension_numbers"].start_indices_batching_dims
+        rows = enumerate(self.eqn.invars[1].aval.shape[:-1])
+        return bool(math.prod(size for axis, size in rows if axis not in batching) > MOST_IN_HALF)
+
     def widen(self) -> None:
         """Makes the node, on half values of the original program, compute in float32."""
         dtype = next(value.aval.dtype for value in self.ins + self.outs if value.is_half)
@@ -266,8 +275,17 @@ class Graph:
 
     def index_regions(self) -> None:
         """Collects the calls that contain half nodes; must be called after coloring."""
-        rewritten = [node for node in self.nodes if node.half or node.saves_half or node.widened or node.program]
-        self._half_regions = {node.path[:depth] for node in rewritten for depth in range(len(node.path) + 1)}
+        rewritten = [x for x in self.nodes if x.half or x.saves_half or x.widened or x.program or x.looks_up]
+        paths = [node.path for node in rewritten] + [(*path, 0) for path in self.calls if self._adds_in_loop(path)]
+        self._half_regions = {path[:depth] for path in paths for depth in range(len(path) + 1)}
+
+    def _adds_in_loop(self, path: Path) -> bool:
+        """Returns whether a scan has half constants, whose gradients are sums over its steps."""
+        eqn = self.calls[path]
+        if eqn.primitive.name != "scan":
+            return False
+        consts, _ = jax_compat.scan_arity(eqn.params)
+        return any(value.is_half for value in self.arguments[path][:consts])
 
 
 def repeats(eqn: Equation) -> bool:

@@ -74,6 +74,9 @@ CLEAR = _names("""
 # gradient of a repeated operand is a sum, so such an operand is read in float32 and its gradient summed in float32.
 BROADCASTING = _names("add sub mul div rem atan2 max min clamp")
 COPIES = _names("gather broadcast_in_dim broadcast_to tile")
+# Largest number of half cotangents that are added in half, such as those of the gates of a cell. A longer sum would be
+# rounded as often as it has parts.
+MOST_IN_HALF = 8
 WINDOW_EXTREMES = ("reduce_window_max", "reduce_window_min")
 # Ops whose results all may be one element of the operand.
 RUNNING_EXTREMES = _names("cummax cummin")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mixedres import autocast
+from mixedres._internal import jax_compat
 
 WIDTH, MANY, SOME = 16, 20_000, 300
 W = np.random.default_rng(0).standard_normal((WIDTH, WIDTH)).astype(np.float32) / 4
@@ -46,3 +47,36 @@ def test_gradient_of_repeated_operand_is_rounded_for_each_row_and_summed_exactly
     rounded = half((half(rows) @ half(W).T).astype(np.float32)).sum(0)
     # 1.25: a half value rounds its gradient once more.
     assert np.linalg.norm(found - exact) <= 1.25 * np.linalg.norm(rounded - exact)
+
+
+ROWS = {
+    "look-up": lambda table: table[jnp.zeros(4000, jnp.int32)].astype(jnp.float32).sum(),
+    "look-up before a product": lambda t: (t[jnp.zeros(4000, jnp.int32)] @ jnp.ones((4, 1), t.dtype)).sum(),
+    "slices": lambda t: jax.vmap(lambda i: jax.lax.dynamic_slice(t[0], (i,), (4,)))(jnp.zeros(4000, jnp.int32)).sum(),
+    "constant of a scan": lambda t: jax.lax.scan(
+        lambda total, _: (total + t[0].astype(jnp.float32), None), jnp.zeros(4), None, length=4000
+    )[0].sum(),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_gradients_of_rows_of_a_half_table_are_summed_in_float32(name, dtype):
+    """JAX adds them in half: the sum stops at 2048 (float16) or 256 (bfloat16)."""
+    table = jnp.ones((2, 4), dtype)
+    loss = lambda table: ROWS[name](table).astype(jnp.float32)  # noqa: E731
+    found = jax.jit(jax.grad(autocast(loss, dtype.__name__)))(table)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(np.asarray(found, np.float64)[0], 4000, rtol=float(jnp.finfo(dtype).eps))
+
+
+def test_gradient_of_a_choice_per_row_stays_half():
+    """At most one cotangent comes to an element: a float32 array of this size would be twice as large for nothing."""
+    logits, labels = jnp.ones((64, 10), jnp.bfloat16), jnp.zeros((64, 1), jnp.int32)
+    loss = lambda x: (jnp.take_along_axis(x, labels, 1).T @ jnp.ones((64, 1), x.dtype)).sum()  # noqa: E731
+    jaxpr = jax.make_jaxpr(jax.grad(autocast(loss, "bf16")))(logits)
+    assert not any(
+        atom.aval.shape == logits.shape and atom.aval.dtype == jnp.float32
+        for eqn in jax_compat.equations(jaxpr)
+        for atom in eqn.outvars
+    )

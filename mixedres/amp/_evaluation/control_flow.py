@@ -82,7 +82,10 @@ def _with_bodies(evaluate: EvaluateBody, graph: Graph, eqn: Equation, path: Path
     operands = _entering(graph, path, args)
     operands[found[-1].carry] = map(as_given, args[found[-1].carry])
     if name == "scan":  # its constants are cast inside the loop: their gradients are summed over the steps, in float32
-        operands[found[0].consts] = map(as_float32, args[found[0].consts])
+        pairs = zip(args[found[0].consts], graph.arguments[path][found[0].consts], strict=True)
+        operands[found[0].consts] = [
+            as_dtype(as_float32(x), FLOAT32) if of.is_half else as_float32(x) for x, of in pairs
+        ]
 
     def function(number: int, body: control_flow.Body) -> Callable[..., list[Any]]:
         variables = jax_compat.opened(body.jaxpr)[0].invars

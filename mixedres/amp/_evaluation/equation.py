@@ -52,7 +52,7 @@ class Kind:
             wide = {id(array): as_dtype(array, jnp.float32) for atom, array in pairs if is_f32(atom.aval)}
             operands = [wide.get(id(array), array) for array in arrays]
             if eqn.primitive.name in GATHERS:
-                return [gathered(eqn, operands[0], dtype)]
+                return [gathered(eqn, operands, dtype)]
             return [cast(result, dtype) for result in jax_compat.bind(eqn, *operands)]
         if eqn.primitive.name == "custom_jvp_call":
             return call_in_half(eqn, _each(eqn, arrays, lambda array: as_dtype(array, dtype)), dtype, self.lists)

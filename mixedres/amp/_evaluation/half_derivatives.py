@@ -11,7 +11,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from mixedres._internal import jax_compat
 from mixedres._internal.types import Array, Equation
-from mixedres.amp._evaluation.values import cast
+from mixedres.amp._evaluation.values import as_dtype, cast
 
 
 def wide_product(eqn: Equation, operands: Sequence[Array]) -> Any:
@@ -55,18 +55,19 @@ def solved_product(eqn: Equation, operands: Sequence[Array], half: np.dtype) -> 
     return function(*operands)
 
 
-def gathered(eqn: Equation, operand: Array, half: np.dtype) -> Any:
-    """Evaluates an all_gather of a float32 operand in half; the gradient of the operand is summed in float32."""
+def gathered(eqn: Equation, operands: Sequence[Array], half: np.dtype) -> Any:
+    """Evaluates a gather or all_gather in half; the gradient of the first operand is summed in float32."""
 
     @jax.custom_jvp
-    def function(operand: Array) -> Any:
-        return jax_compat.bind(eqn, cast(operand, half))[0]
+    def function(operand: Array, *indices: Array) -> Any:
+        return jax_compat.bind(eqn, as_dtype(operand, half), *indices)[0]
 
     def rule(primals: Any, tangents: Any) -> Any:
-        return function(*primals), cast(jax_compat.bind(eqn, *tangents)[0], half)
+        tangent = as_dtype(tangents[0], np.dtype(np.float32))
+        return function(*primals), cast(jax_compat.bind(eqn, tangent, *primals[1:])[0], half)
 
     function.defjvp(rule)
-    return function(operand)
+    return function(*operands)
 
 
 def window_extremes(eqn: Equation, operand: Array) -> Any:

@@ -18,7 +18,7 @@ from mixedres.amp._cotangents import meets_float32, sums_in_float32
 from mixedres.amp._evaluation.control_flow import evaluate_call
 from mixedres.amp._evaluation.custom_derivatives import call_rewritten, evaluate_widened
 from mixedres.amp._evaluation.equation import Kind, call, has_rule, kind_of, kinds
-from mixedres.amp._evaluation.half_derivatives import window_extremes
+from mixedres.amp._evaluation.half_derivatives import gathered, window_extremes
 from mixedres.amp._evaluation.values import Cell, as_computed, as_float32, as_given, cast, cells, is_f32
 from mixedres.amp._graph import Graph, Node, Path, Value
 from mixedres.amp._rules import WINDOW_EXTREMES
@@ -72,6 +72,9 @@ class Evaluator:
             results = call_rewritten(eqn, list(map(as_given, args)), rewrite)
         elif node is not None and node.primitive in WINDOW_EXTREMES and not node.half and _is_half(args[0], self.dtype):
             results = [window_extremes(eqn, args[0].half(self.dtype))]
+        elif node is not None and node.looks_up:
+            arrays = list(map(as_given, args))
+            results = [gathered(eqn, arrays, arrays[0].dtype)]
         elif node is not None and node.widened:
             results = evaluate_widened(eqn, list(map(as_float32, args)))
         elif node is not None and node.primitive == "convert_element_type":
