@@ -47,14 +47,14 @@ COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
 # and rises only by a commit that says what was worth it.
 LINES = {
     "_internal": 2554,
-    "amp": 3308,
+    "amp": 3332,
     "checkpoints": 1977,
     "config": 840,
     "data": 3013,
     "doctor": 352,
     "models": 1767,
     "numerics": 4112,
-    "precision": 1076,
+    "precision": 1101,
     "predict": 590,
     "train": 3671,
     "": 664,
@@ -65,7 +65,7 @@ LINES = {
     "photographs": 1105,
     "trackers": 211,
     "javascript": 548,
-    "tests": 29171,
+    "tests": 29237,
     "experiments": 6812,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.

@@ -1,6 +1,7 @@
 """Optax optimizer with a loss scale, and `enable_rewrite`: the graph rewrite and the optimizer in one call."""
 
 import collections
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mixedres._internal.tree import is_inexact
+from mixedres._internal.errors import listed
+from mixedres._internal.tree import is_half, is_inexact, leaves_by_path
 from mixedres._internal.types import DType, Function, Params, PyTree
-from mixedres.amp import ListsLike, autocast, half_dtype
+from mixedres.amp import ListsLike, PrecisionWarning, autocast, half_dtype
 from mixedres.precision._gradients import LossScaledState, ScaledGradients, scaled, scaled_gradients_in, states_in
 from mixedres.precision._loss_scale import LossScale, NoOpLossScale, divide, make_loss_scale, register_with_flax
 
@@ -65,10 +67,25 @@ def loss_scaled(
         inner_state = inner.init(params)
         if states_in(inner_state):
             raise TypeError("the optimizer is loss-scaled already; give loss_scaled the optimizer inside, such as adam")
+        _warn_of_half_numbers(inner_state, params)
         # A copy: a step that donates its state would otherwise delete the caller's loss scale.
         return LossScaledState(inner_state, jax.tree.map(jnp.copy, loss_scale), grads_finite=jnp.asarray(True))
 
     return optax.GradientTransformationExtraArgs(init, partial(_update, inner, check_updates))
+
+
+def _warn_of_half_numbers(state: PyTree, params: Params) -> None:
+    """Warns of an optimizer that keeps its own numbers in half, as `optax.inject_hyperparams` does for half params."""
+    ours = tuple(path for path, leaf in leaves_by_path(params) if not jnp.ndim(leaf))  # moments of scalars are scalars
+    numbers = [(path, leaf) for path, leaf in leaves_by_path(state) if is_half(leaf) and not jnp.ndim(leaf)]
+    if found := [f"{path} in {leaf.dtype}" for path, leaf in numbers if not path.endswith(ours or ("/",))]:
+        warnings.warn(
+            f"the optimizer keeps {listed(found, 2)}: there 0.999 is 1 or 1e-8 is 0, and every step may be "
+            "skipped; give float32 parameters (autocast computes in half), or hyperparam_dtype=jnp.float32 to "
+            "optax.inject_hyperparams",
+            PrecisionWarning,
+            stacklevel=3,
+        )
 
 
 def _check(tx: Any, loss_scale: Any) -> None:
@@ -100,7 +117,15 @@ def _update(
     grads = _with_scale(grads, state.loss_scale, "update takes gradients")
     extra = _unscaled_arguments(grads, state.loss_scale, extra)
     scale = grads.unchecked_scale  # checked below; dividing by `grads.scale` would take one more kernel
-    updates, inner_state = inner.update(divide(grads.tree, scale), state.inner_state, params, **extra)
+    try:
+        updates, inner_state = inner.update(divide(grads.tree, scale), state.inner_state, params, **extra)
+    except TypeError as error:
+        if "cond" not in str(error):
+            raise
+        raise TypeError(
+            "the optimizer's state has another dtype than its updates, which wrappers such as optax.apply_if_finite "
+            "refuse; leave the wrapper out (loss_scaled skips steps that are not finite), or give float32 parameters"
+        ) from error
     checked = divide(_join_vectors(grads.tree if checked is None else checked), scale)
     # Updates also tell of gradients that the optimizer computed itself.
     tested = _join_vectors(updates) if check_updates or "grad_fn" in extra else []

@@ -261,6 +261,7 @@ def test_functions_that_cannot_be_unscaled_are_refused():
     ],
     ids=["adamw", "normalize"],
 )
+@pytest.mark.filterwarnings("ignore::mixedres.amp.PrecisionWarning")
 def test_update_that_is_not_finite_skips_the_step(tx, params):
     """Before, the update was applied with `grads_finite` true."""
     grads = jax.tree.map(jnp.zeros_like, params)
