@@ -111,7 +111,9 @@ def load_step(directory: pathlib.Path) -> Saved:
 
 def restore_state(experiment: Experiment, saved: Saved) -> TrainState:
     """Returns the saved state on the devices of `experiment`, with a new loss scale if the preset has another kind."""
-    _check_batch(experiment, saved.batch)
+    there, here = ({name: x.shape for name, x in batch.items()} for batch in (saved.batch, experiment.batch_shapes()))
+    if there != here:
+        raise ConfigError(f"the saved batch has arrays of the shapes {there}, not {here}; it is of another run")
     like = jax.eval_shape(experiment.init_state)
     scale = named_leaves({"opt_state": {"loss_scale": experiment.tx.init({}).loss_scale}})
     beginning = "opt_state/loss_scale/"
@@ -135,13 +137,6 @@ def _local(array: jax.Array | np.ndarray) -> np.ndarray:
 def _write_arrays(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     np.savez(path, **arrays)  # type: ignore[arg-type]
     to_disk(path)
-
-
-def _check_batch(experiment: Experiment, batch: Mapping[str, np.ndarray]) -> None:
-    """Raises ConfigError if a saved batch has other arrays than a batch of `experiment`."""
-    there, here = ({name: x.shape for name, x in found.items()} for found in (batch, experiment.batch_shapes()))
-    if there != here:
-        raise ConfigError(f"the saved batch has arrays of the shapes {there}, not {here}; it is of another run")
 
 
 def _read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
