@@ -152,11 +152,7 @@ def rewrite(
 
 
 def traced(
-    fn: Function,
-    settings: Settings,
-    call: Arguments,
-    scope: Scope | None = None,
-    platform: str | None = None,
+    fn: Function, settings: Settings, call: Arguments, scope: Scope | None = None, platform: str | None = None
 ) -> Program:
     """Traces a call of `fn` and colors its graphs; `scope` and `platform` as in `rewrite`."""
     leaves = call.leaves

@@ -16,16 +16,7 @@ from mixedres._internal.formats import stamped
 from mixedres._internal.types import Record
 from mixedres.checkpoints import folder
 from mixedres.checkpoints import workdir as names
-from mixedres.checkpoints.workdir import (
-    CHECKPOINTS,
-    CONFIG,
-    DATA,
-    ERRORS,
-    LOCK,
-    METRICS,
-    SUMMARY,
-    RecordedRun,
-)
+from mixedres.checkpoints.workdir import CHECKPOINTS, CONFIG, DATA, ERRORS, LOCK, METRICS, SUMMARY, RecordedRun
 
 # Files of a run.
 _FILES = (SUMMARY, ERRORS, METRICS, names.WANDB_ID, DATA, CONFIG)
