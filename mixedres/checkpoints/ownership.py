@@ -80,7 +80,7 @@ class RunDirectory(RecordedRun):
         return claimed
 
     def check_claim(self, config: Record, *, clean: bool, data: Record | None = None) -> bool:
-        """Checks that `claim` may take the directory, locks aside; returns whether `claim` would remove a run."""
+        """Checks as `claim` does, without its lock; returns whether `claim` would remove an earlier run."""
         self.check_name()
         with self._writable():
             _check_writable(self.path)
