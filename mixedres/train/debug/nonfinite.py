@@ -83,7 +83,8 @@ def save_step(
     partial = directory.with_name(_PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    _write_arrays(partial / STATE, {name: _local(leaf) for name, leaf in named_leaves(state).items()})
+    copies = jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, state)
+    _write_arrays(partial / STATE, {name: np.asarray(copy) for name, copy in named_leaves(copies).items()})
     _write_arrays(partial / BATCH, {name: np.asarray(array) for name, array in batch.items()})
     document = {
         "step": int(state.step) + 1,
@@ -127,11 +128,6 @@ def restore_state(experiment: Experiment, saved: Saved) -> TrainState:
     state: TrainState = jax.tree.unflatten(jax.tree.structure(like), leaves)
     state = jax.device_put(dataclasses.replace(state, halted=jnp.asarray(False)), experiment.replicated_sharding)
     return state
-
-
-def _local(array: jax.Array | np.ndarray) -> np.ndarray:
-    """Returns the local copy of a replicated array."""
-    return np.asarray(array.addressable_data(0) if isinstance(array, jax.Array) else array)
 
 
 def _write_arrays(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
