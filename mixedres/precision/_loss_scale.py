@@ -1,8 +1,5 @@
 """Loss scales with jmp's interface: every field is in the pytree, and all arithmetic is float32.
 
-The smallest float16 number is 6e-8, and many gradients are smaller. Multiplying the loss by a scale multiplies every
-gradient by the scale; dividing the float32 copies of the gradients by the same scale restores them.
-
 Differences from jmp: all fields are leaves (jmp drops ``min_loss_scale`` at every jit boundary and has no leaves in
 ``StaticLossScale``), the scale is a strongly typed float32 array (a Python float would turn float16 arithmetic back
 into float16 and compile the step twice), there is a maximum, and skipped steps are counted.
