@@ -243,7 +243,7 @@ def source_line(eqn: Equation) -> str:
 
 
 def source_lines(eqn: Equation) -> list[str]:
-    """Returns 'file:line (function)' of the code, best outside packages, that wrote an equation, and of its callers."""
+    """Returns 'file:line (function)' of the code that wrote an equation; of packages only if all of it is in some."""
     return [_place(frame) for *_, frame in authors(eqn.source_info.traceback)]
 
 

@@ -84,7 +84,9 @@ class Arguments:
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
     """Surrounds a trace; raises TypeError if it wrote tracers into the module of flax.linen around it."""
-    around = _linen_module()
+    # The module of flax.linen whose method is running.
+    context = getattr(getattr(sys.modules.get("flax.linen"), "module", None), "_context", None)
+    around = context.module_stack[-1] if context is not None else None
     before = {id(leaf): leaf for leaf in jax.tree.leaves(around.variables)} if around is not None else {}
     try:
         yield
@@ -103,9 +105,3 @@ def guarded() -> Iterator[None]:
                 f"the function under autocast creates or changes {name} of the {type(around).__name__} around it, "
                 "which would stay a tracer; use autocast(model.apply) on the whole network"
             )
-
-
-def _linen_module() -> Any:
-    """Returns the module of flax.linen whose method is running; None outside of such methods."""
-    context = getattr(getattr(sys.modules.get("flax.linen"), "module", None), "_context", None)
-    return context.module_stack[-1] if context is not None else None

@@ -79,8 +79,7 @@ def exceeds(shape: Sequence[Any], other: Sequence[Any], times: int = 1) -> bool:
     size, limit = math.prod(shape), times * math.prod(other)
     try:
         return bool(size > limit)
-    # symbolic sizes of `jax.export`, whose comparison depends on their values
-    except jax.errors.InconclusiveDimensionOperation:
+    except jax.errors.InconclusiveDimensionOperation:  # symbolic sizes of `jax.export`
         return bool(size != limit)
 
 

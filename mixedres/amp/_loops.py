@@ -93,16 +93,12 @@ def _leading_to(graph: Graph, value: Value, through: Callable[[Node], bool] = la
 
 def _tolerance(graph: Graph, test: Value) -> float:
     """Returns the smallest constant with which the test of a loop compares floating-point numbers; inf without one."""
-
-    # A comparison with 0 by order asks for a sign, so that 0 is no tolerance; for equality it is.
-    def is_exact(node: Node) -> bool:
-        return not any(is_inexact(value.aval) for value in node.outs)
-
     tolerances = [np.inf]
-    for node in _leading_to(graph, test, is_exact):
+    for node in _leading_to(graph, test, lambda node: not any(is_inexact(value.aval) for value in node.outs)):
         if node.primitive in _EQUAL and is_inexact(node.ins[0].aval) and node.ins[0] is not node.ins[1]:
             return 0.0
         if node.primitive in _ORDERS:
             for reader in (node, *reach([node], Node.producers, lambda n: n.primitive in _OF_TOLERANCES)):
                 tolerances += [np.abs(v.constant).min() for v in reader.ins if v.is_f32 and v.constant is not None]
+    # A comparison with 0 by order asks for a sign, so that 0 is no tolerance; for equality it is.
     return float(min(filter(None, tolerances)))

@@ -152,11 +152,7 @@ def rewrite(
 
 
 def traced(
-    fn: Function,
-    settings: Settings,
-    call: Arguments,
-    scope: Scope | None = None,
-    platform: str | None = None,
+    fn: Function, settings: Settings, call: Arguments, scope: Scope | None = None, platform: str | None = None
 ) -> Program:
     """Traces a call of `fn` and colors its graphs; `scope` and `platform` as in `rewrite`."""
     leaves = call.leaves
@@ -202,19 +198,16 @@ def _check_arrays(fn: Function, results: PyTree) -> None:
 def _warn_of_products(graph: Graph) -> None:
     """Warns if a program without half products has products that are not cast for their precision or as sparse."""
     precise = [node for node in graph.nodes if node.category == "allow" and node.reason.startswith("precision=")]
+    why = ""
     if precise:
-        warnings.warn(
-            f"autocast casts nothing: all {len(precise)} products ask for float32 ({precise[0].reason}); "
-            "is jax_default_matmul_precision set? explain(fn)(*args) lists them",
-            PrecisionWarning,
-            stacklevel=3,
+        why = (
+            f"all {len(precise)} products ask for float32 ({precise[0].reason}); "
+            "is jax_default_matmul_precision set? explain(fn)(*args) lists them"
         )
     elif count := sum(node.primitive in SPARSE_PRODUCTS for node in graph.nodes):
-        warnings.warn(
-            f"autocast casts nothing: all {count} products are of sparse matrices, which stay float32",
-            PrecisionWarning,
-            stacklevel=3,
-        )
+        why = f"all {count} products are of sparse matrices, which stay float32"
+    if why:
+        warnings.warn(f"autocast casts nothing: {why}", PrecisionWarning, stacklevel=3)
 
 
 # Source lines of the loops that were warned of: each line is warned of once in a process.

@@ -148,7 +148,7 @@ class Opened(contextlib.AbstractContextManager["Opened"]):
         return parse_json(parse_json(self._read(_METADATA))["custom_metadata"]["record"])
 
     def arrays(self, check: Check) -> dict[str, np.ndarray]:
-        """Returns the arrays by path that `check` chooses by shape; raises many types of errors."""
+        """Returns the arrays that `check` chooses by their shapes, by path; raises many types of errors."""
         if self._item is not None:
             return _read_orbax(self._item, parse_json(self._read(_METADATA))["tree_metadata"], check)
         path: str | pathlib.Path = f"/dev/fd/{self._opened[STATE].fileno()}"

@@ -16,16 +16,7 @@ from mixedres._internal.formats import stamped
 from mixedres._internal.types import Record
 from mixedres.checkpoints import folder
 from mixedres.checkpoints import workdir as names
-from mixedres.checkpoints.workdir import (
-    CHECKPOINTS,
-    CONFIG,
-    DATA,
-    ERRORS,
-    LOCK,
-    METRICS,
-    SUMMARY,
-    RecordedRun,
-)
+from mixedres.checkpoints.workdir import CHECKPOINTS, CONFIG, DATA, ERRORS, LOCK, METRICS, SUMMARY, RecordedRun
 
 # Files of a run.
 _FILES = (SUMMARY, ERRORS, METRICS, names.WANDB_ID, DATA, CONFIG)
@@ -89,7 +80,7 @@ class RunDirectory(RecordedRun):
         return claimed
 
     def check_claim(self, config: Record, *, clean: bool, data: Record | None = None) -> bool:
-        """Checks that `claim` may take the directory, locks aside; returns whether `claim` would remove a run."""
+        """Checks as `claim` does, without its lock; returns whether `claim` would remove an earlier run."""
         self.check_name()
         with self._writable():
             _check_writable(self.path)

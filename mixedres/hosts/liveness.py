@@ -92,12 +92,10 @@ class LivenessMonitor:
                 self._heard = dict.fromkeys(self._heard, now)
             before = now
             silence, other = max(((now - heard, other) for other, heard in self._heard.items()), default=(0.0, 0))
+            line = ""
             # Only process 0 sees all heartbeats. A silent process may have died, which is reported below.
-            line = (
-                describe_hang(self.heartbeats, self._timeout)
-                if self._index == 0 and silence < 3 * self._interval
-                else ""
-            )
+            if self._index == 0 and silence < 3 * self._interval:
+                line = describe_hang(self.heartbeats, self._timeout)
             if silence > self._timeout:
                 silent = f"{self.heartbeats[other]['name']} gave no sign of life for {self._timeout:g} s"
                 line = f"{silent}: it died, was stopped or cannot be reached"

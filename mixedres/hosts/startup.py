@@ -93,7 +93,7 @@ def _initialize(given: tuple[str | None, int | None, int | None], bound: str | N
 
 
 def is_here(address: str) -> bool:
-    """Returns whether a socket can listen on the host of 'HOST:PORT', which may be that of a router instead."""
+    """Returns whether a socket can listen on the host of 'HOST:PORT'; the address may be that of a router instead."""
     host = address.rpartition(":")[0].strip("[]")
     with contextlib.suppress(OSError):
         for family, kind, protocol, _, place in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):

@@ -47,7 +47,7 @@ def module_paths(params: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class Conv(nn.Module):
-    """A square convolution of `flax.linen.Conv`'s values, padded so that stride 1 keeps the shape; see `policy_of`."""
+    """A square convolution like `flax.linen.Conv`, padded so that stride 1 keeps the shape; dtypes by `policy_of`."""
 
     filters: int
     size: int

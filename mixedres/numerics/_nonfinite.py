@@ -173,10 +173,11 @@ class _Search:
         where = first
         while not tensor.primitive and where in reached_by and not reached_by[where][0].primitive:
             where = reached_by[where]
+        is_mapped = any(frame.kind == "devices" for frame in where[0].frame.chain())
         return Origin(
             array=self._row(tensor, self._statistics.at(first)),
             inputs=tuple(self._row(t, self._statistics.at((t, i))) for t, i in dict.fromkeys(tensor.links(index))),
-            devices=self._bad_devices(where),
+            devices=tuple(np.flatnonzero(self._statistics.at(where)[:, 0] != _FINITE).tolist()) if is_mapped else (),
             iterations=where[1],
             position=tensors.index(tensor) if tensor in tensors else 0,
             repeat=_repeat(tensor, tensors),
@@ -191,11 +192,6 @@ class _Search:
         tensor, index = place
         written = tensor.primitive in _WRITES or not tensor.links(index)
         return written and bool((self._statistics.at(place)[:, 0] >= _MASKED).all())
-
-    def _bad_devices(self, place: Place) -> tuple[int, ...]:
-        if not any(frame.kind == "devices" for frame in place[0].frame.chain()):
-            return ()
-        return tuple(np.flatnonzero(self._statistics.at(place)[:, 0] != _FINITE).tolist())
 
     def _row(self, tensor: Tensor, numbers: np.ndarray) -> ArrayRecord:
         argument = tensor if tensor.name or tensor.primitive else next(outside(tensor), tensor)

@@ -36,7 +36,7 @@ class Limits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A measurement of a gradient in half precision beside the gradient in float32; of relative errors 0.01 is 1 %.
+    """A measurement of a gradient in half precision beside the gradient in float32; an error of 0.01 is 1 %.
 
     Attributes:
       log2_scale: exponent of the loss scale; 0 for a preset without float16.

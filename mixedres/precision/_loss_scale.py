@@ -1,8 +1,5 @@
 """Loss scales with jmp's interface: every field is in the pytree, and all arithmetic is float32.
 
-The smallest float16 number is 6e-8, and many gradients are smaller. Multiplying the loss by a scale multiplies every
-gradient by the scale; dividing the float32 copies of the gradients by the same scale restores them.
-
 Differences from jmp: all fields are leaves (jmp drops ``min_loss_scale`` at every jit boundary and has no leaves in
 ``StaticLossScale``), the scale is a strongly typed float32 array (a Python float would turn float16 arithmetic back
 into float16 and compile the step twice), there is a maximum, and skipped steps are counted.
@@ -94,8 +91,9 @@ class _Counted:
             object.__setattr__(new, field.name, changes.get(field.name, getattr(self, field.name)))
         return new
 
-    def _count(self: LossScaleT, finite: jax.Array) -> LossScaleT:
-        skipped = jnp.logical_not(finite).astype(jnp.int32)
+    def adjust(self: LossScaleT, grads_finite: Any) -> LossScaleT:
+        """Returns the loss scale with one more skipped step if `grads_finite` (a boolean scalar) is false."""
+        skipped = jnp.logical_not(jnp.asarray(grads_finite, bool)).astype(jnp.int32)
         return self._replace(
             consecutive_skipped=(self.consecutive_skipped + 1) * skipped, total_skipped=self.total_skipped + skipped
         )
@@ -138,10 +136,6 @@ class NoOpLossScale(_Counted, jmp.NoOpLossScale):
         """Returns the tree with half-precision leaves widened to float32, as other loss scales do."""
         return map_inexact(lambda x: x, tree)
 
-    def adjust(self, grads_finite: Any) -> NoOpLossScale:
-        """Returns the loss scale with one more skipped step if `grads_finite` (a boolean scalar) is false."""
-        return self._count(jnp.asarray(grads_finite, bool))
-
 
 class _Scaled(_Counted):
     """Loss scale that multiplies and divides trees, in place of jmp's methods."""
@@ -178,10 +172,6 @@ class StaticLossScale(_Scaled, jmp.StaticLossScale):
     def at_minimum(self) -> jax.Array:
         """Returns False, a boolean scalar: with a fixed scale occasional overflows are expected."""
         return jnp.asarray(False)
-
-    def adjust(self, grads_finite: Any) -> StaticLossScale:
-        """Returns the same scale, with one more skipped step counted if `grads_finite` (a boolean scalar) is false."""
-        return self._count(jnp.asarray(grads_finite, bool))
 
 
 @_register
@@ -255,8 +245,10 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
         grown = self.loss_scale * self.factor
         up = jnp.where(due & (grown <= self.max_loss_scale), grown, self.loss_scale)
         down = jnp.maximum(self.loss_scale / self.factor, self.min_loss_scale)
-        return self._count(finite)._replace(
-            loss_scale=jnp.where(finite, up, down), counter=jnp.where(finite & ~due, counter, 0)
+        return (
+            super()
+            .adjust(finite)
+            ._replace(loss_scale=jnp.where(finite, up, down), counter=jnp.where(finite & ~due, counter, 0))
         )
 
 

@@ -31,10 +31,6 @@ class Experiment:
     """The parts of a run, and its jitted steps.
 
     Attributes:
-      config: the config that names the parts.
-      precision: the preset.
-      source: the data.
-      model: the network.
       mesh: the devices, on one axis.
       batch_size: images per step, over all devices.
       steps_per_epoch: steps of an epoch.

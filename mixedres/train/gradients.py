@@ -117,12 +117,12 @@ def split_batch(batch: Batch, microbatches: int) -> Batch:
 def _in_layout_of_params(grads: Params) -> Params:
     """Returns the gradients, where the gradient of a convolution has the memory layout of its kernel."""
 
-    # XLA for GPUs would otherwise update kernels in cuDNN's layout, and copy weights and momentum there and back.
     def fix(g: jax.Array) -> PyTree:
         if g.ndim < 4:
             return g
         return jax.lax.optimization_barrier(with_layout_constraint(g, Layout(tuple(range(g.ndim)))))
 
+    # XLA for GPUs would otherwise update kernels in cuDNN's layout, and copy weights and momentum there and back.
     return jax.tree.map(fix, grads)
 
 

@@ -80,7 +80,9 @@ class Loop:
                 log.waited = batches.waited
                 self._record(finished)
                 self._warn(self.saved.poll())
-                self._warn_of_compilations(compiled.take(), done)
+                for name in compiled.take():
+                    self.compilations.append(name)
+                    log.print(f"warning: {name} was compiled before step {done}; a step should compile nothing")
                 self._stopping = self.group.stop_agreed(self._is_asked_to_stop(), done)
                 must_pause = self._is_evaluation(done) or self._is_checkpoint(done) or self._stopping
                 self.profiler.after(done, pausing=must_pause)
@@ -251,11 +253,6 @@ class Loop:
             newest = self.saved.latest_step()
             stands = "there is none yet" if newest is None else f"the newest is of step {newest}"
             self.log.print(f"warning: {problem}; {stands}")
-
-    def _warn_of_compilations(self, names: list[str], done: int) -> None:
-        self.compilations += names
-        for name in names:
-            self.log.print(f"warning: {name} was compiled before step {done}; a step should compile nothing")
 
     def _record(self, finished: list[tuple[int, Metrics, Batch]]) -> None:
         """Logs the metrics of finished steps; raises NonFiniteError at a step that was not taken."""

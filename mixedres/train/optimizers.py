@@ -201,11 +201,7 @@ def with_layer_decay(tx: optax.GradientTransformation, factor: float) -> optax.G
 
     def scale(updates: PyTree, _: PyTree) -> PyTree:
         depth = depths(updates)
-
-        def scaled(name: str) -> PyTree:
-            return jax.tree.map(lambda u: u * factor ** depth[name], updates[name])
-
-        return {name: scaled(name) for name in updates}
+        return jax.tree_util.tree_map_with_path(lambda path, u: u * factor ** depth[path[0].key], updates)
 
     return optax.chain(tx, optax.stateless(scale))
 

@@ -127,7 +127,9 @@ def _train(
     trackers = Trackers.of(directory, experiment.resolved, first_step) if group.is_primary else Trackers()
     stack.enter_context(trackers)
     compiled = _compile(experiment, begun.state)
-    _say_compiled(programs, seconds := time.perf_counter() - started, first_step)
+    seconds, cached = time.perf_counter() - started, programs.from_cache
+    from_cache = f", {cached} of {len(programs.names)} programs from the cache" if cached else ""
+    console.say(f"compiled in {seconds:.1f} s{from_cache}; training from step {first_step}")
     log = _open_log(experiment, directory, group, trackers, begun.state, host)
     loop = Loop(
         experiment=experiment,
@@ -156,11 +158,6 @@ def _train(
     if group.is_primary:
         _finish(loop, document, time.perf_counter() - started, on_results)
     return document
-
-
-def _say_compiled(programs: CompilationCounter, seconds: float, first_step: int) -> None:
-    cached = f", {programs.from_cache} of {len(programs.names)} programs from the cache" * bool(programs.from_cache)
-    console.say(f"compiled in {seconds:.1f} s{cached}; training from step {first_step}")
 
 
 def _compile(experiment: Experiment, state: step.TrainState) -> dict[str, Any]:

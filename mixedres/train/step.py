@@ -41,14 +41,23 @@ CompilerOptions: TypeAlias = dict[str, Any] | None
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """The state of a run between two steps."""
+    """The state of a run between two steps.
 
-    step: jax.Array  # int32 scalar, number of batches consumed, with those of skipped steps: the data position
-    params: Params  # float32
-    batch_stats: PyTree  # float32 running statistics; {} for a network without any
-    opt_state: LossScaledState  # of `mixedres.precision.loss_scaled`, with the loss scale
-    ema: Variables | None  # float32 moving averages {'params', 'batch_stats'}, or None
-    halted: jax.Array  # boolean scalar; true if the step after this state cannot be taken, see `train_step`
+    Attributes:
+      step: int32 scalar, number of batches consumed, with those of skipped steps: the data position.
+      params: float32 parameters.
+      batch_stats: float32 running statistics; {} for a network without any.
+      opt_state: state of `mixedres.precision.loss_scaled`, with the loss scale.
+      ema: float32 moving averages {'params', 'batch_stats'}, or None.
+      halted: boolean scalar; true if the step after this state cannot be taken, see `train_step`.
+    """
+
+    step: jax.Array
+    params: Params
+    batch_stats: PyTree
+    opt_state: LossScaledState
+    ema: Variables | None
+    halted: jax.Array
 
     @property
     def loss_scale(self) -> LossScale:
@@ -242,10 +251,10 @@ def _select(keep: jax.Array, new: PyTree, old: PyTree) -> PyTree:
 
 def _average(state: TrainState, new: Variables, decay: float) -> Variables | None:
     """Returns the moving average after this update."""
-    # (1 + n) / (10 + n) after n updates: the rule of TensorFlow's ExponentialMovingAverage with num_updates.
     if state.ema is None:
         return None
     applied = (state.step - state.loss_scale.total_skipped).astype(jnp.float32)
+    # The rule of TensorFlow's ExponentialMovingAverage with num_updates.
     weight = 1.0 - jnp.minimum(jnp.float32(decay), (1.0 + applied) / (10.0 + applied))
     # In this form the average of equal numbers is that number.
     average: Variables = jax.tree.map(lambda old, x: old + weight * (x - old), state.ema, new)

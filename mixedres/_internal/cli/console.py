@@ -16,8 +16,6 @@ _CONTROLS = {"Cc", "Cs", "Zl", "Zp"}
 _REORDERING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 # Characters of one message; a longer one loses its middle. A pipe with room takes 4 kB at once.
 _LONGEST = 1000
-
-
 # Seconds for which a line waits where nobody reads, and the number of lines that were lost there.
 PATIENCE = 5.0
 _lost: dict[int, int] = {}

@@ -95,7 +95,6 @@ def call(kind: Kind, arrays: Sequence[Array]) -> list[Any]:
 def _shared(kind: Kind) -> Callable[..., list[Any]]:
     """Returns `kind.evaluate` as a jitted function of the operands that are no literals."""
 
-    # JAX traces the derivative of a jitted function once: a fifth of the time for a product with its casts.
     def function(*operands: Array) -> list[Any]:
         arrays = list(operands)
         for index, value in _literals(kind).items():
@@ -103,6 +102,7 @@ def _shared(kind: Kind) -> Callable[..., list[Any]]:
         return kind.evaluate(arrays)
 
     function.__name__ = kind.eqn.primitive.name  # for profiles: vmap leaves the call in the program
+    # JAX traces the derivative of a jitted function once: a fifth of the time for a product with its casts.
     return jax.jit(function, inline=jax_compat.INLINE)
 
 

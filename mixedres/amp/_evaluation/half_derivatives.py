@@ -78,7 +78,6 @@ def window_extremes(eqn: Equation, operand: Array) -> Any:
 def _float32_sums(eqn: Equation, operands: Sequence[Array]) -> Any:
     """Evaluates a product of half operands with a float32 result; on CPUs bfloat16 operands become float32 first."""
 
-    # XLA for CPUs has no kernel for some ("Unsupported element type for DotThunk", jaxlib 0.10 to 0.12).
     def product(*operands: Array) -> Any:
         return jax_compat.bind(eqn, *operands, preferred_element_type=np.dtype(np.float32))[0]
 
@@ -87,6 +86,7 @@ def _float32_sums(eqn: Equation, operands: Sequence[Array]) -> Any:
 
     if eqn.primitive.name == "conv_general_dilated" or operands[0].dtype != jnp.bfloat16:
         return product(*operands)
+    # XLA for CPUs has no kernel for some ("Unsupported element type for DotThunk", jaxlib 0.10 to 0.12).
     return jax.lax.platform_dependent(*operands, cpu=converted, default=product)
 
 

@@ -71,11 +71,11 @@ def _second_cast(array: Array, half: DType) -> Any:
     return half
 
 
+@_second_cast.defjvp
 def _second_cast_jvp(primals: Array, tangents: Array) -> Any:
     return primals[1], cast(tangents[0], primals[1].dtype)
 
 
-_second_cast.defjvp(_second_cast_jvp)
 _cast_again = jax.jit(_second_cast, inline=jax_compat.INLINE)
 
 

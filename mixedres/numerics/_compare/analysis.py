@@ -12,16 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mixedres.numerics._compare import recorder
-from mixedres.numerics._recording.frames import (
-    Index,
-    Operation,
-    Place,
-    Statistics,
-    Tensor,
-    factors,
-    hidden,
-    places,
-)
+from mixedres.numerics._recording.frames import Index, Operation, Place, Statistics, Tensor, factors, hidden, places
 
 # An error jumps where it is this many times as large as those of the operands, and as one rounding.
 JUMP = 8.0

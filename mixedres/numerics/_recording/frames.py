@@ -1,4 +1,8 @@
-"""Arrays of a traced program, by frames: the bodies of loops and shard_map, with one array per iteration (an index)."""
+"""Arrays of a traced program: where each was computed, and from which arrays.
+
+A frame is the program, or the body of a loop or of a shard_map. A tensor stands for one array per iteration of the
+loops around it; an index, outermost loop first, selects one of these arrays.
+"""
 
 from __future__ import annotations
 

@@ -83,7 +83,8 @@ def save_step(
     partial = directory.with_name(_PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    _write_arrays(partial / STATE, {name: _local(leaf) for name, leaf in named_leaves(state).items()})
+    copies = jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, state)
+    _write_arrays(partial / STATE, {name: np.asarray(copy) for name, copy in named_leaves(copies).items()})
     _write_arrays(partial / BATCH, {name: np.asarray(array) for name, array in batch.items()})
     document = {
         "step": int(state.step) + 1,
@@ -111,7 +112,9 @@ def load_step(directory: pathlib.Path) -> Saved:
 
 def restore_state(experiment: Experiment, saved: Saved) -> TrainState:
     """Returns the saved state on the devices of `experiment`, with a new loss scale if the preset has another kind."""
-    _check_batch(experiment, saved.batch)
+    there, here = ({name: x.shape for name, x in batch.items()} for batch in (saved.batch, experiment.batch_shapes()))
+    if there != here:
+        raise ConfigError(f"the saved batch has arrays of the shapes {there}, not {here}; it is of another run")
     like = jax.eval_shape(experiment.init_state)
     scale = named_leaves({"opt_state": {"loss_scale": experiment.tx.init({}).loss_scale}})
     beginning = "opt_state/loss_scale/"
@@ -127,21 +130,9 @@ def restore_state(experiment: Experiment, saved: Saved) -> TrainState:
     return state
 
 
-def _local(array: jax.Array | np.ndarray) -> np.ndarray:
-    """Returns the local copy of a replicated array."""
-    return np.asarray(array.addressable_data(0) if isinstance(array, jax.Array) else array)
-
-
 def _write_arrays(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     np.savez(path, **arrays)  # type: ignore[arg-type]
     to_disk(path)
-
-
-def _check_batch(experiment: Experiment, batch: Mapping[str, np.ndarray]) -> None:
-    """Raises ConfigError if a saved batch has other arrays than a batch of `experiment`."""
-    there, here = ({name: x.shape for name, x in found.items()} for found in (batch, experiment.batch_shapes()))
-    if there != here:
-        raise ConfigError(f"the saved batch has arrays of the shapes {there}, not {here}; it is of another run")
 
 
 def _read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:

@@ -111,7 +111,7 @@ class Notes:
         self._has_waited = self._has_problem = False
 
     def look(self, data_wait: float, seconds: float, problem: str | None) -> None:
-        """Prints a note once if too much time is spent on `data_wait`, and each time images are unreadable."""
+        """Prints a note once if `data_wait`, a fraction of the time, is large, and each time images are unreadable."""
         if data_wait > WAIT_LIMIT and seconds > WAIT_PATIENCE and not self._has_waited:
             self._has_waited = True
             self._print(

@@ -31,7 +31,7 @@ class Tracker(Protocol):
 
 
 class Trackers(contextlib.AbstractContextManager["Trackers"]):
-    """Trackers by name, closed as failed by an exception; after an error of one the training goes on without it."""
+    """Trackers by name; an exception closes them as failed. A tracker that raises an error is left out from then on."""
 
     def __init__(self, trackers: Mapping[str, Tracker] | None = None) -> None:
         self._trackers = dict(trackers or {})
