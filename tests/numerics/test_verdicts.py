@@ -301,9 +301,10 @@ def test_loops_that_part_without_an_error_need_no_mend():
 
 
 def test_infinity_of_float32_alone_has_no_verdict():
-    c = np.full((8, 16), -100, np.float32)
-    c[0, 0] = np.asarray(jax.jit(jnp.dot)(X, W))[0, 0]
-    report = compare(lambda x, w, c: 1 / (x @ w - c), X, W, c)
+    x, w, c = X.copy(), W.copy(), np.full((8, 16), -100, np.float32)
+    # Exact in float32, whatever the order of the sum, and 0 where 1 + 2^-12 is rounded to float16.
+    x[0], w[:, 0], c[0, 0] = np.repeat([1 + 2**-12, 1], 8), np.repeat([1, -1], 8), 2**-9
+    report = compare(lambda x, w, c: 1 / (x @ w - c), x, w, c)
     assert report.changed == {"": 1 / 128} and not report.is_fine
     assert "The result is finite in half alone in 0.781 % of its elements" in report.verdict
 
