@@ -19,7 +19,10 @@ from mixedres.numerics._recording.arguments import Traced
 
 # Relative errors that are told at least, without half values in the program and with them: where XLA fuses operations,
 # it leaves out roundings between them.
-_LEAST, _LEAST_IN_HALF, _TIMES = 0.01, 0.1, 4.0
+_LEAST, _LEAST_IN_HALF, _TIMES = 0.02, 0.1, 4.0
+# With all roundings of the program. Without some of them, the gradient of a bfloat16 ResNet's first bias was off by
+# 16 % instead of 3 % (transformers' ResNet in training mode, JAX 0.12.0.1, CPU).
+_AS_WRITTEN = {"xla_allow_excess_precision": False}
 
 
 def parted(program: Traced, own: Sequence[Any], errors: Sequence[float] | None = None) -> tuple[str, ...]:
@@ -44,13 +47,14 @@ def parted(program: Traced, own: Sequence[Any], errors: Sequence[float] | None =
     if not named:
         return ()
     cure = ""
-    for option, value in jax_compat.sound_options(program.platform).items():
+    for option, value in {**jax_compat.sound_options(program.platform), **_AS_WRITTEN}.items():
         again = _differences(_run(program, program.arrays, {option: value}), own)
         if all(one <= bound for one, bound in zip(again, bounds, strict=True)):
             cure = f"; with the compiler option {option}={value!r} it is right"
+            break
     return tuple(
         f"XLA's compiled program differs from its operations: the result{f' {name}' * bool(name)} is "
-        f"{'not finite' if math.isinf(error) else f'off by {error:.2g}'}{cure}."
+        f"{'not finite' if math.isinf(error) else f'off by {error:.2g}'}{cure} (docs/surprises.md)."
         for name, error in named.items()
     )
 

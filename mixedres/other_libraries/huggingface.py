@@ -107,7 +107,8 @@ def _note_on_filter(config: Record, path: pathlib.Path) -> str:
         )
     return (
         f"{path.name} asks for the filter {name} ({key}={value}); mixedres averages over areas, which changes the "
-        f"input by about {_CHANGES[name]} % of its norm; arrays of the network's size are taken as they are"
+        f"input by about {_CHANGES[name]} % of its norm (docs/surprises.md); arrays of the network's size are taken as "
+        "they are"
     )
 
 

@@ -82,7 +82,7 @@ def _warn_of_half_numbers(state: PyTree, params: Params) -> None:
         warnings.warn(
             f"the optimizer keeps {listed(found, 2)}: there 0.999 is 1 or 1e-8 is 0, and every step may be "
             "skipped; give float32 parameters (autocast computes in half), or hyperparam_dtype=jnp.float32 to "
-            "optax.inject_hyperparams",
+            "optax.inject_hyperparams (docs/surprises.md)",
             PrecisionWarning,
             stacklevel=3,
         )
