@@ -53,7 +53,7 @@ LINES = {
     "data": 3013,
     "doctor": 352,
     "models": 1767,
-    "numerics": 4103,
+    "numerics": 4107,
     "precision": 1093,
     "predict": 590,
     "train": 3657,
@@ -61,11 +61,11 @@ LINES = {
     "export": 616,
     "hosts": 470,
     "original": 1144,
-    "other_libraries": 454,
+    "other_libraries": 455,
     "photographs": 1105,
     "trackers": 211,
     "javascript": 548,
-    "tests": 29237,
+    "tests": 29553,
     "experiments": 6812,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
