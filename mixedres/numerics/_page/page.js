@@ -92,7 +92,6 @@ function percent(fraction) {
   return `${x >= 100 ? "100" : x.toFixed(x < 1 ? 2 : 1)} %`;
 }
 
-// A number with commas.
 function grouped(number) { return number.toLocaleString("en-US"); }
 
 // A loss scale in full: 131,072 or 1/8.
@@ -104,10 +103,8 @@ if (typeof module !== "undefined")
 // The view: tables and controls, then the heat map.
 
 const $ = id => document.getElementById(id);
-const NAMES = {
-  "activation": "activations", "gradient": "gradients of activations", "parameter": "parameters",
-  "weight gradient": "weight gradients",
-};
+const NAMES = { "activation": "activations", "gradient": "gradients of activations", "parameter": "parameters",
+  "weight gradient": "weight gradients" };
 const SIGNS = { bad: "✕", warn: "!", good: "✓", none: "·" };
 let data, present, slider = 0, maps; // the document; the exponents of the scale in use and of the slider; the heat maps
 
@@ -132,7 +129,7 @@ function tableOf(heads, lines, nameColumn = -1) {
 }
 
 function showFacts() {
-  const limit = data.limited_by;
+  const limit = data.limited_by, kept = data.keep_float32;
   const text = log2Scale => log2Scale === null ? "none" : `${power(log2Scale)} = ${plain(log2Scale)}`;
   const limited = limit && make("span", {}, ` (limited by the ${limit.kind} `, make("code", {}, limit.name), ")");
   const fact = (name, ...values) => make("tr", {}, make("th", {}, name), make("td", {}, ...values));
@@ -140,7 +137,9 @@ function showFacts() {
     fact("now", data.present_log2_scale === null ? "none in use" : text(data.present_log2_scale)),
     fact("recommended", make("b", { className: "good" }, text(data.recommended_log2_scale))),
     fact("largest safe", text(data.max_safe_log2_scale), limited),
-    fact("enough", text(data.min_sufficient_log2_scale)))), data.keep_float32.length ? keepBox() : null);
+    fact("enough", text(data.min_sufficient_log2_scale)))));
+  const pattern = make("pre", { tabIndex: 0 }, data.keep_float32_pattern);
+  if (kept.length) scales.append(box(`keep in float32: ${kept.length}`, pattern));
   scales.style.maxWidth = "24rem";
   $("facts").append(scales);
   if (data.probes.length > 1) {
@@ -155,19 +154,6 @@ function showFacts() {
       tableOf(["preset", "scale", "median", "worst", "worst in"], lines, 4),
       make("p", { className: "soft" }, data.usual_errors)));
   }
-}
-
-function keepBox() {
-  const list = make("pre", { tabIndex: 0 }, data.keep_float32_pattern);
-  const button = make("button", { type: "button" }, "copy");
-  button.onclick = async () => {
-    // Selected as well, for browsers that let no file write to the clipboard.
-    getSelection().selectAllChildren(list);
-    const copied = await navigator.clipboard?.writeText(list.textContent).then(() => true, () => false);
-    button.textContent = copied ? "copied" : "selected";
-  };
-  const title = make("h2", {}, `keep in float32: ${data.keep_float32.length} `, button);
-  return make("div", { className: "keep" }, title, list);
 }
 
 function showMarks() {
@@ -232,12 +218,6 @@ function listen() {
     input.oninput = () => setSlider(input.valueAsNumber);
   }
   $("words").oninput = $("problems").oninput = updateMaps;
-  document.onkeydown = event => {
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!step || event.target.closest("input") || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    setSlider(slider + step);
-  };
   // The head of the map sticks below the bar, however many lines the bar has.
   new ResizeObserver(() => document.documentElement.style.setProperty("--bar", `${$("bar").offsetHeight}px`))
     .observe($("bar"));
@@ -320,17 +300,14 @@ function buildMap(panels, names, fitting) {
   const table = make("table", { style: { width: `${left}px` } },
     make("colgroup", {}, ...columns.map(width => make("col", { style: { width: `${width}px` } }))),
     make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...lines.map(line => line.element)));
-  const element = make("div", { className: fitting < 2 ? "map wide" : "map", onmousemove: hover, onmouseleave: hideTip,
-    onkeydown: walk }, ...parts, table);
-  element.addEventListener("focusin", focusTip);
-  element.addEventListener("focusout", hideTip);
+  const element = make("div", { className: fitting < 2 ? "map wide" : "map", onmousemove: describe }, ...parts, table);
   return { element, panels, lines };
 }
 
 function buildLine(line, panels) {
   const parts = line.name.split(/(?<=\/)/).flatMap(part => [part, make("wbr")]), cells = [];
   const head = make("th", { scope: "row" }, make("div", { className: "name" }, ...parts));
-  const element = make("tr", { tabIndex: -1, shown: cells }, head);
+  const element = make("tr", {}, head);
   if (line.rows.some(row => row && row.keep))
     head.append(make("b", { className: "keep-mark", title: "keep in float32" }, " f32"));
   line.rows.forEach((row, i) => {
@@ -355,17 +332,16 @@ function heatOf(row, { axis, pixels }) {
   return make("div", { className: "strip", style });
 }
 
-function verdictNode({ verdict, level }) { return make("b", { className: level }, verdict); }
-
 function setLost(cell, { lost }) {
   const { rules } = data, text = percent(lost);
   if (cell.textContent !== text) cell.textContent = text;
   cell.className = lost > rules.lost ? "bad" : lost > rules.flushing ? "warn" : "soft";
 }
 
-// Texts, windows and what is shown, for the slider and the filters.
+// Writes texts, windows and what is shown.
 function updateMaps() {
   const words = $("words").value.toLowerCase(), onlyProblems = $("problems").checked;
+  const named = ({ verdict, level }) => make("b", { className: level }, verdict);
   let shown = 0;
   for (const map of maps) {
     let block = null, first = true;
@@ -380,15 +356,14 @@ function updateMaps() {
         cell.then = then.verdict;
         // A row that the advice keeps in float32 has no problem at the slider's scale.
         const kept = cell.row.keep && cell.now.isProblem;
-        const change = kept || cell.now.verdict !== then.verdict ? [verdictNode(cell.now), " → "] : [];
-        const end = kept ? make("span", { className: "soft" }, "f32") : verdictNode(then);
+        const change = kept || cell.now.verdict !== then.verdict ? [named(cell.now), " → "] : [];
+        const end = kept ? make("span", { className: "soft" }, "f32") : named(then);
         cell.verdict.replaceChildren(...change, end);
       }
       line.element.hidden = !line.lower.includes(words) || (onlyProblems && !problem);
       if (line.element.hidden) continue;
       shown += 1;
       line.element.classList.toggle("block", block !== null && block !== line.block);
-      line.element.tabIndex = first ? 0 : -1;
       [block, first] = [line.block, false];
     }
     map.element.hidden = first; // no row is shown
@@ -434,22 +409,22 @@ function drawWindows(panel) {
   panel.under.replaceChildren(...under);
 }
 
-function hover(event) {
+// The browser shows a title as a tip.
+function describe(event) {
   const td = event.target.closest("td"), cell = td && td.cell;
-  if (!cell) return hideTip();
+  if (!cell) return;
   const texts = details(cell);
   if (td.contains(cell.heat)) {
     const { axis, pixels } = cell.panel, { left } = cell.heat.getBoundingClientRect();
     const i = Math.floor((event.clientX - left) / pixels), count = cellsOf(cell.row, axis)[i];
     if (count !== undefined) texts.splice(1, 0, octaveText(cell, i, count));
   }
-  showTip(texts, event.clientX + 14, event.clientY + 16);
+  td.title = texts.join("\n");
 }
 
 function octaveText({ row, panel: { axis } }, i, count) {
   const e = axis.low + i;
-  const range = i === 0 ? `|x| < ${power(e + 1)}` : e === axis.high - 1 ? `|x| ≥ ${power(e)}`
-    : `${power(e)} ≤ |x| < ${power(e + 1)}`;
+  const range = [i && `${power(e)} ≤`, "|x|", e < axis.high - 1 && `< ${power(e + 1)}`].filter(Boolean).join(" ");
   return `${range}: ${count ? `${grouped(count)} of ${grouped(row.size)}, ${percent(count / row.size)}` : "none"}`;
 }
 
@@ -467,30 +442,6 @@ function details({ row, now, panel }) {
         `become zero (${percent(lost)} of the mass), ${percent(subnormal)} subnormal, ${percent(infinite)} overflow`;
     }),
   ];
-}
-
-function showTip(texts, x, y) {
-  const tip = $("tip");
-  tip.replaceChildren(...texts.map(text => make("div", {}, text)));
-  tip.hidden = false;
-  tip.style.left = `${Math.max(Math.min(x, innerWidth - tip.offsetWidth - 8), 4)}px`;
-  tip.style.top = `${y + tip.offsetHeight > innerHeight - 4 ? y - tip.offsetHeight - 28 : y}px`;
-}
-
-function hideTip() { $("tip").hidden = true; }
-
-function focusTip({ target }) {
-  if (target.matches("tbody tr:focus-visible"))
-    showTip(target.shown.flatMap(details), innerWidth, innerHeight); // in the corner, away from the rows
-}
-
-// Up and down go from row to row, as one stop of the tab key.
-function walk(event) {
-  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key], row = event.target.closest("tbody tr");
-  if (!step || !row) return;
-  event.preventDefault();
-  const rows = [...row.parentElement.querySelectorAll("tr:not([hidden])")];
-  rows[rows.indexOf(row) + step]?.focus();
 }
 
 if (typeof document !== "undefined") start();
