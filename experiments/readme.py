@@ -153,14 +153,12 @@ def recipe(results: Sequence[dict[str, Any]]) -> str:
         for row in rows
     ]
     errors = whole["errors"]
-    hours = whole["evaluations"][-1][0] * whole["step_time_ms"][0] / 3.6e6
     return "\n\n".join(
         [
             f"{_task(results[0])} by the recipe of Random Erasing: in `{whole['name']}` the best of "
             f"{len(errors)} epochs has a test error of {min(errors):.2f} %, the last {errors[-1]:.2f} % "
             f"([errors](live/recipe_errors.html)). The paper's best epoch has {PUBLISHED} %. "
-            "`configs/fashion_mnist.py` names differences. The run took "
-            f"{hours:.1f} hours, {hours * whole['cpu_percent'][0] / 100:.1f} CPU hours.",
+            "`configs/fashion_mnist.py` names differences.",
             _picture("recipe", "Test error over the epochs"),
             "\n".join(runs.markdown(head, cells)),
             f"Commands: `sweep_fashion_mnist_*.json`. {_where(results[0])}.",
@@ -253,7 +251,7 @@ def other_programs(result: dict[str, Any]) -> str:
         [
             "Below the line, gradients in float16 err less under `autocast` than in the library's own half mode.",
             _picture(
-                "programs", "Gradient errors of programs under autocast over those in the half modes of their libraries"
+                "programs", "Gradient errors of programs under autocast over those in their libraries' half modes"
             ),
             f"{strangers.summary(result['rows'])}",
             _folded(
