@@ -42,10 +42,7 @@ RECIPE = "sweep_fashion_mnist_300", "sweep_fashion_mnist_resnet20"
 PUBLISHED = 4.02  # percent, best of 300 epochs (Zhong et al., 2017, arXiv 1708.04896)
 PROCESSORS = {"amx": "Intel Xeon with AMX", "avx512_bf16": "AMD EPYC with AVX512-BF16", "avx2": "AMD EPYC with AVX2"}
 
-INTRODUCTION = (
-    "Half precision halves the time of a step on a GPU. `python -m experiments.readme` writes this page from the files "
-    "in `experiments/results`."
-)
+INTRODUCTION = "`python -m experiments.readme` writes this page from the files in `experiments/results`."
 
 
 def summary() -> str:
@@ -125,9 +122,9 @@ def accuracy(result: dict[str, Any]) -> str:
             _verdict(row for row in shown if not row["is_floor"]),
             _picture("accuracy", "Difference of each preset to float32 in test top-1, with 95 % intervals"),
             f"{_trained(result)}: top-1 in float32 is {result['rows'][0]['top1']['mean']:.1f} %. The intervals hold "
-            "for other seeds and other test images. The gray band is the [margin](glossary.md#equivalent-to-float32) "
-            f"of {evidence.MARGINS['top1']} points, which was fixed before the runs. {_single_run(result)} The "
-            f"negative control, a loss scale of 2⁻¹⁰, fails as it must: its top-1 is {failed['top1']['mean']:.0f} %.",
+            "for other seeds and other test images. The gray band is the [margin](glossary.md#equivalent-to-float32), "
+            f"which was fixed before the runs. {_single_run(result)} The negative control, a loss scale of 2⁻¹⁰, "
+            f"fails as it must: its top-1 is {failed['top1']['mean']:.0f} %.",
             *_real_differences(shown),
             _folded("The table", runs.markdown(head, cells), f"`{result['command']}`, {_where(result)}"),
         ]
@@ -156,15 +153,12 @@ def recipe(results: Sequence[dict[str, Any]]) -> str:
         for row in rows
     ]
     errors = whole["errors"]
-    hours = whole["evaluations"][-1][0] * whole["step_time_ms"][0] / 3.6e6
     return "\n\n".join(
         [
             f"{_task(results[0])} by the recipe of Random Erasing: in `{whole['name']}` the best of "
             f"{len(errors)} epochs has a test error of {min(errors):.2f} %, the last {errors[-1]:.2f} % "
             f"([errors](live/recipe_errors.html)). The paper's best epoch has {PUBLISHED} %. "
-            "`configs/fashion_mnist.py` names differences. The run took "
-            f"{hours:.1f} hours, {hours * whole['cpu_percent'][0] / 100:.1f} CPU hours. At the first learning rate, "
-            "errors of single epochs vary.",
+            "`configs/fashion_mnist.py` names differences.",
             _picture("recipe", "Test error over the epochs"),
             "\n".join(runs.markdown(head, cells)),
             f"Commands: `sweep_fashion_mnist_*.json`. {_where(results[0])}.",
@@ -194,8 +188,7 @@ def speed_beside_pytorch() -> str:
         tables.append(_folded(f"{processor}: training, {peers.ranges(rows)}", peers.table(rows), where))
     return "\n\n".join(
         [
-            "Picture and tables show our time divided by PyTorch's: below 1, ours is shorter. With AVX2, PyTorch "
-            "computes bfloat16 slowly.",
+            "Our time divided by PyTorch's: below 1, ours is shorter. With AVX2, PyTorch computes bfloat16 slowly.",
             _picture("speed", "Our time of a training step divided by PyTorch's, with 95 % intervals"),
             "Equal weights, timed in turns; PyTorch runs eager or compiled, whichever is faster. Threads sleep while "
             "they wait; CPU time is their sum. Commands: `versus_cpu_*.json`.",
@@ -258,7 +251,7 @@ def other_programs(result: dict[str, Any]) -> str:
         [
             "Below the line, gradients in float16 err less under `autocast` than in the library's own half mode.",
             _picture(
-                "programs", "Gradient errors of programs under autocast over those in the half modes of their libraries"
+                "programs", "Gradient errors of programs under autocast over those in their libraries' half modes"
             ),
             f"{strangers.summary(result['rows'])}",
             _folded(
@@ -288,8 +281,8 @@ def step_bytes(result: dict[str, Any]) -> str:
         [
             "Half precision halves the bytes, and [fused norms](performance.md#fused-norms) save another tenth.",
             _picture("bytes", "MB that a training step of ResNet-50 moves per image, by kind of kernel"),
-            f"ResNet-50, batch 256, 224 pixels, as XLA compiles the step for an {shown[0]['gpu'].upper()}, without the "
-            "GPU. `fp16` moves as much as `bf16`, `tf32` as much as `fp32`.",
+            f"ResNet-50, batch 256, 224 pixels, compiled for an {shown[0]['gpu'].upper()}, without the GPU. `fp16` "
+            "moves as much as `bf16`, `tf32` as much as `fp32`.",
             _folded(
                 "The table",
                 runs.markdown(head, cells),

@@ -9,8 +9,6 @@ these cases XLA does not use them, or does needless work:
 - weight gradients of larger kernels over more values than the cache holds: 1.2 to 3 times slower than in pieces;
 - the gradient of a max pool: 5 to 13 times slower than by slices and selections;
 - a ReLU as a maximum: XLA computes norm and ReLU again in every pass that reads the result.
-
-docs/performance.md has the numbers.
 """
 
 import functools
