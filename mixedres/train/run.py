@@ -162,9 +162,8 @@ def _train(
 
 def _compile(experiment: Experiment, state: step.TrainState) -> dict[str, Any]:
     """Returns the compiled fields of `Loop`; a call of a compiled step with other shapes is an error."""
-    sampler, shapes = Sampler(experiment), experiment.batch_shapes()
-    sampler.compile(state)
-    train_step = experiment.train_step().lower(state, shapes).compile()
+    sampler = Sampler(experiment, state)
+    train_step = experiment.train_step().lower(state, experiment.batch_shapes()).compile()
     environment.check_memory(
         train_step,
         experiment.devices,

@@ -39,20 +39,19 @@ class Sampler:
     float16 loses. The training step and its numbers do not change.
     """
 
-    def __init__(self, experiment: Experiment):
-        """Takes the experiment, whose ``config.numerics.every`` is the number of steps between samples; 0: none."""
-        self._experiment = experiment
-        self._every = experiment.config.numerics.every
+    def __init__(self, experiment: Experiment, state: TrainState):
+        """Compiles the counting step for states like `state`, if the run is long enough for a sample.
+
+        ``config.numerics.every`` of the experiment is the number of steps between samples; 0: none.
+        """
+        self._experiment, self._every = experiment, experiment.config.numerics.every
         self._count: CompiledStep | None = None
         self._pending: dict[int, TensorCounts] = {}
         self._warned: set[str] = set()
-
-    def compile(self, state: TrainState) -> None:
-        """Compiles the counting step, if the run is long enough for a sample."""
-        if 0 < self._every <= self._experiment.total_steps:
-            name = FLOAT32 if self._experiment.devices[0].platform == "cpu" else BFLOAT16
-            count = in_wide_range(self._experiment, name).numerics_step()
-            self._count = count.lower(state.variables, self._experiment.batch_shapes()).compile()
+        if 0 < self._every <= experiment.total_steps:
+            name = FLOAT32 if experiment.devices[0].platform == "cpu" else BFLOAT16
+            count = in_wide_range(experiment, name).numerics_step()
+            self._count = count.lower(state.variables, experiment.batch_shapes()).compile()
 
     def look(self, step: int, state: TrainState, batch: Batch) -> None:
         """Starts counting the tensors of step number `step`, from this state and batch, if a sample is due."""

@@ -63,7 +63,7 @@ def test_monitor_warns_once_for_each_layer(counts, monkeypatch):
     """At a loss scale of 2**-30 every gradient is lost, at every look; the numbers of each reach the log."""
     monkeypatch.setattr(train.monitor, "_MOST_LINES", 1)
     experiment, found = counts
-    sampler, log = train.monitor.Sampler(experiment), mock.Mock()
+    sampler, log = train.monitor.Sampler(experiment, None), mock.Mock()
     sampler._pending |= {2: found, 4: found}
     for step in (2, 3, 4):  # no sample of step 3
         sampler.finished(step, {"loss_scale": 2.0**-30}, log)
@@ -84,6 +84,6 @@ def test_monitor_warns_once_for_each_layer(counts, monkeypatch):
     ],
 )
 def test_warning_of_little_headroom_depends_on_the_scale(preset, overrides, warned, counts):
-    sampler = train.monitor.Sampler(build(run_cases.tiny(preset, numerics__every=1, steps=1, **overrides)))
+    sampler = train.monitor.Sampler(build(run_cases.tiny(preset, steps=1, **overrides)), None)
     found = "\n".join(sampler._warnings(1, train.monitor.report_on_step(*counts, 2.0**17, "step 1")))
     assert ("within 4x of float16's largest number at loss scale 131072" in found) == warned
