@@ -246,34 +246,51 @@ def tolerance(place):
 
 
 @row(22)
+def two_maxima(place):
+    """In float32, under autocast, two layers and a residual block are right; `compare` names them in bfloat16."""
+    rng = np.random.default_rng(0)
+    x, w = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((1024, 8), (8, 8)))
+    relu, half = jax.nn.relu, [y.astype(jnp.bfloat16) for y in (x, w)]
+    for loss in (lambda x, w: relu(relu(x) @ w + relu(x)).mean(), lambda x, w: (relu(relu(x @ w) @ w) @ w).mean()):
+        (found, grads), (value, exact) = (
+            jax.jit(jax.value_and_grad(fn, (0, 1)))(x, w) for fn in (autocast(loss, "bf16"), loss)
+        )
+        np.testing.assert_allclose(found, value, rtol=0.02)
+        assert all(np.linalg.norm(a - b) < 0.05 * np.linalg.norm(b) for a, b in zip(grads, exact, strict=True))
+        verdict = numerics.compare(loss, *half, dtype=None).verdict
+        assert np.isfinite(jax.jit(loss)(*half)) or verdict.startswith("XLA's compiled program differs"), verdict
+    return "right"
+
+
+@row(23)
 def constant_matrix(place):
     wrong = not np.allclose(jax.jit(lambda x: (x @ jnp.ones((4, 4))).sum(0))(ROWS), 4 * MANY)
     verdict = numerics.compare(lambda x: (x @ jnp.ones((4, 4))).sum(0), ROWS, dtype="bf16").verdict
     return named(verdict, "XLA's compiled program differs") if wrong else "named"
 
 
-@row(23)
+@row(24)
 def wide_product(place):
     product = autocast(lambda x: x @ x.T, "bf16")
     gradient = jax.grad(lambda x: product(x).sum())
     return right((jax.jit(product)(jnp.ones((8, 64))), 64), (jax.jit(gradient)(jnp.ones((8, 64))), 16))
 
 
-@row(24)
+@row(25)
 def half_tensors(place):
     tensors = {"layer1.0.conv1.weight": np.ones((1, 1, 1, 1), jnp.bfloat16)}
     safetensors.numpy.save_file(tensors, place / "bf16.safetensors")
     return right((read_weights(place / "bf16.safetensors").tensors["layer1.0.conv1.weight"], 1))
 
 
-@row(25)
+@row(26)
 def blur(place):
     write_weights(place / "model.safetensors", {"layer1.0.conv1.weight": np.zeros((1, 1, 1, 1), np.float32)})
     (place / "config.json").write_text(json.dumps({"architecture": "resnetblur50"}))
     return refused(Exception, read_weights, place / "model.safetensors")
 
 
-@row(26)
+@row(27)
 def filters(place):
     write_weights(place / "model.safetensors", {"layer1.0.conv1.weight": np.zeros((1, 1, 1, 1), np.float32)})
     about = {"input_size": [3, 224, 224], "mean": [0.5] * 3, "std": [0.25] * 3, "interpolation": "bicubic"}
@@ -281,7 +298,7 @@ def filters(place):
     return named(read_weights(place / "model.safetensors").note, "filter bicubic", "%")
 
 
-@row(27)
+@row(28)
 def saved_scale(place):
     scale = precision.DynamicLossScale().adjust(jnp.bool_(False))
     with ocp.StandardCheckpointer() as saver:
@@ -291,7 +308,7 @@ def saved_scale(place):
     return right((back.loss_scale, scale.loss_scale), (back.total_skipped, 1))
 
 
-@row(28)
+@row(29)
 def numbers(place):
     config = unflatten({"batch_size": np.int64(16), "optimizer.learning_rate": jnp.float32(0.1)})
     return right((config.batch_size, 16), (config.optimizer.learning_rate, 0.1))

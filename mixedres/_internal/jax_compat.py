@@ -31,8 +31,8 @@ SIMPLE_CALLS = frozenset(
 
 # What makes the body of a function under jax.jit a part of the program that calls it; since JAX 0.11 True does so late.
 INLINE: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
-# Reductions that XLA for CPUs fuses with what they read. By default, it computes one kind wrong: a reduction of a
-# product with a matrix of one constant (jaxlib 0.10.2 to 0.12.0.1).
+# Reductions that XLA for CPUs fuses with what they read. By default, it computes two kinds wrong: of a product with a
+# matrix of one constant (jaxlib 0.10.2 to 0.12.0.1), and of bfloat16 maxima that share a constant (0.12.0.1).
 FUSIONS = "xla_cpu_experimental_ynn_fusion_type"
 _SOUND: dict[str, Any] = {FUSIONS: ""}
 _NOTHING = contextlib.nullcontext()

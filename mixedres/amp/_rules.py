@@ -73,6 +73,7 @@ CLEAR = _names("""
 # Binary ops with an operand that may be smaller than the result, and ops that repeat elements of their operand. The
 # gradient of a repeated operand is a sum, so such an operand is read in float32 and its gradient summed in float32.
 BROADCASTING = _names("add sub mul div rem atan2 max min clamp")
+EXTREMES = _names("max min")
 COPIES = _names("gather broadcast_in_dim broadcast_to tile")
 # Largest number of half cotangents that are added in half, such as those of the gates of a cell. A longer sum would be
 # rounded as often as it has parts.

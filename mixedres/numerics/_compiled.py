@@ -42,7 +42,8 @@ def parted(program: Traced, own: Sequence[Any], errors: Sequence[float] | None =
         factor = np.float32(1 + (2**-7 if least == _LEAST_IN_HALF else 2**-20))
         moved = [(x * factor).astype(x.dtype) if is_inexact(x) else x for x in program.arrays]
         errors = _differences(_run(program, moved, {}), found)
-    bounds = [max(least, _TIMES * error) for error in errors]
+    # Both runs of a program that is compiled wrong may be NaN.
+    bounds = [max(least, _TIMES * error) if math.isfinite(error) else least for error in errors]
     named = {name: one for name, one, bound in zip(program.results, off, bounds, strict=True) if one > bound}
     if not named:
         return ()

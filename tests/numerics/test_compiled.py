@@ -81,3 +81,8 @@ def test_rounding_errors_are_no_difference():
 
 def test_zero_is_no_measure_of_roundings():
     assert not numerics.first_nonfinite(lambda x: (x - x).sum() + 0 * x.max(), ROWS).compiled
+
+
+def test_program_whose_roundings_are_not_finite_either_is_told(monkeypatch):
+    monkeypatch.setattr(compiled, "_run", lambda program, arrays, options: [np.full(4, np.nan, np.float32)])
+    assert "the result is not finite" in str(numerics.first_nonfinite(product, ROWS))

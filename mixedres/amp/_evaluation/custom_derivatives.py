@@ -13,7 +13,7 @@ from jax.tree_util import Partial
 from mixedres._internal import jax_compat
 from mixedres._internal.tree import FLOAT32, HALF, is_half, is_inexact
 from mixedres._internal.types import Array, Aval, DType, Equation, Function, Jaxpr, PyTree
-from mixedres.amp._evaluation.values import as_dtype, in_dtype, is_f32
+from mixedres.amp._evaluation.values import as_dtype, bind_in, in_dtype, is_f32
 from mixedres.amp._graph import unfit
 from mixedres.amp._rules import Lists
 
@@ -136,7 +136,7 @@ def _uniform_equation(eqn: Equation, args: list[Array], dtype: np.dtype, lists: 
     operands = [
         as_dtype(arg, dtype if half else jnp.float32) if is_ else arg for arg, is_ in zip(args, f32, strict=True)
     ]
-    return jax_compat.bind(eqn, *operands, **(in_dtype(eqn.params, dtype) if half else {}))
+    return bind_in(dtype, eqn, operands) if half else jax_compat.bind(eqn, *operands)
 
 
 def _unfit_literal(eqn: Equation, dtype: np.dtype) -> bool:

@@ -15,7 +15,7 @@ from mixedres._internal import jax_compat
 from mixedres._internal.types import Array, Equation
 from mixedres.amp._evaluation.custom_derivatives import call_in_half
 from mixedres.amp._evaluation.half_derivatives import gathered, saving_half, solved_product, wide_product
-from mixedres.amp._evaluation.values import as_dtype, cast, in_dtype, is_f32
+from mixedres.amp._evaluation.values import as_dtype, bind_in, cast, is_f32
 from mixedres.amp._graph import Graph, Node, exceeds, repeats
 from mixedres.amp._rules import BROADCASTING, GATHERS, JOINS, Lists
 
@@ -61,7 +61,7 @@ class Kind:
         operands = _each(eqn, arrays, lambda array: _operand(eqn, array, dtype))
         if self.wide:
             return [wide_product(eqn, operands)]
-        return jax_compat.bind(eqn, *operands, **in_dtype(eqn.params, dtype))
+        return bind_in(dtype, eqn, operands)
 
 
 def kind_of(graph: Graph, node: Node) -> Kind:

@@ -10,7 +10,8 @@ from jax.extend.core import primitives
 
 from mixedres._internal import jax_compat
 from mixedres._internal.tree import FLOAT32, is_half
-from mixedres._internal.types import Array, Aval, DType, Jaxpr
+from mixedres._internal.types import Array, Aval, DType, Equation, Jaxpr
+from mixedres.amp._rules import EXTREMES
 
 
 class Cell:
@@ -91,6 +92,16 @@ def in_dtype(params: dict[str, Any], dtype: np.dtype, of: Iterable[DType] = (jnp
     if params.get("update_jaxpr") is not None:  # of a scatter: the operation on two numbers
         changed["update_jaxpr"] = _on_two(params["update_jaxpr"], dtype)
     return changed
+
+
+def bind_in(dtype: np.dtype, eqn: Equation, operands: Iterable[Array]) -> list[Any]:
+    """Evaluates an equation in `dtype`, on operands of this dtype or without one."""
+    if eqn.primitive.name in EXTREMES and dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
+        # The same bits. XLA of JAX 0.12.0 returns NaN for relu(relu(x) + x).mean() in bfloat16: it fuses both maxima,
+        # which share their 0, into the reduction.
+        wide = jax_compat.bind(eqn, *(as_dtype(x, jnp.float32) for x in operands))
+        return [cast(x, dtype) for x in wide]
+    return jax_compat.bind(eqn, *operands, **in_dtype(eqn.params, dtype))
 
 
 def _on_two(jaxpr: Jaxpr, dtype: np.dtype) -> Jaxpr:
