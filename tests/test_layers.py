@@ -49,7 +49,7 @@ LINES = {
     "_internal": 2552,
     "amp": 3328,
     "checkpoints": 1968,
-    "config": 830,
+    "config": 833,
     "data": 3013,
     "doctor": 352,
     "models": 1765,

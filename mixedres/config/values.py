@@ -32,9 +32,12 @@ class Config(ConfigDict):  # type: ignore[misc]
 
 
 def _plain(value: Any) -> object:
+    """Returns `_number` of a value, or of each value of a list or a tuple."""
+    return type(value)(map(_number, value)) if type(value) in (list, tuple) else _number(value)
+
+
+def _number(value: Any) -> object:
     """Returns a number of NumPy or JAX as Python's, an array of one axis as a tuple, and other values unchanged."""
-    if type(value) in (list, tuple):
-        return type(value)(map(_plain, value))
     axes = getattr(value, "ndim", None)
     if not isinstance(axes, int) or axes > 1:
         return value

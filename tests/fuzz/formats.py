@@ -71,7 +71,7 @@ def read_image(place):
     name, channels = ("official", "official_fast", "torch")[size % 3], 1 + 2 * (size // 3 % 2)
     images = ImageFolder("images, train", place, [path.name], np.zeros(1, np.int32))
     options = data.Options(1, image_size=SIZE, preprocessing=name, flip=True)
-    reader = chunks.ImageReader(images, options, None, 1, channels, bool(size // 6 % 2))
+    reader = chunks.ImageReader(images, options, data.get_preprocessing(name), None, 1, channels, bool(size // 6 % 2))
     chunks.TrainChunks(reader, 1, range(1), 0, seed=size)[0]
     chunks.EvalChunks(reader, 1, range(1))[0]
     for found in data.center_crops([path], reader.preprocessing.input_spec(SIZE, channels), 1):
@@ -86,7 +86,7 @@ def read_records(place):
         source.fingerprint  # noqa: B018  (it reads records)
     unreadable = {}
     for part in (source.data_set.train, source.data_set.eval):
-        reader = chunks.ImageReader(part, source.options, None, 3, 3, False)
+        reader = chunks.ImageReader(part, source.options, source.preprocessing, None, 3, 3, False)
         if len(part):
             unreadable |= chunks.EvalChunks(reader, len(part), range(len(part)))[0]["unreadable"]
     if unreadable:
