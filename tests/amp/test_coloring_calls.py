@@ -32,19 +32,6 @@ def results_of(primitive, fn, *args):
     return [SHORT.get(str(var.aval.dtype), str(var.aval.dtype)) for var in eqn.outvars]
 
 
-def test_state_of_a_loop_is_float32():
-    def scan(x):
-        return lax.scan(lambda c, _: (lax.tanh(dot(c)), None), x, None, length=3)[0]
-
-    def while_loop(x):
-        return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, lax.tanh(dot(s[1]))), (0, x))[1]
-
-    assert colors(scan, X) == "dot f16, tanh f32"
-    assert results_of("scan", scan, X) == ["f32"]
-    assert colors(while_loop, X) == "lt none, add none, dot f16, tanh f32"
-    assert results_of("while", while_loop, X) == ["int32", "f32"]
-
-
 def test_scan_of_two_colors():
     def loop(x):
         carry, ys = lax.scan(lambda c, y: (c + lax.tanh(dot(y)), lax.sin(dot(y))), x, jnp.stack([x, x]))
@@ -83,16 +70,6 @@ def test_residuals_of_a_checkpoint_are_half():
     assert colors(block, X) == "dot f16, sin f16, dot f16, dot f16, sin f32"
     (eqn,) = [e for e in equations(explain(block)(X).jaxpr) if e.primitive.name in ("remat2", "checkpoint", "remat")]
     assert {SHORT[str(v.aval.dtype)] for v in eqn.outvars} == {"f16"}
-
-
-def test_returned_value_with_half_readers_keeps_its_dtype():
-    def both(x):
-        product = dot(x)
-        return product, dot(product)
-
-    first, _ = autocast(both)(X)
-    assert first.dtype == jnp.float32
-    np.testing.assert_array_equal(first, HALF_PRODUCT.astype(jnp.float32))
 
 
 def test_conversion_to_or_from_half_reuses_the_half_value():
@@ -195,5 +172,4 @@ def test_decision_names_the_source_line():
     assert (decision.primitive, decision.category, decision.reason) == ("dot_general", "allow", WIDE)
     assert "inside" in decision.path and "mine" in decision.path
     assert "test_coloring_calls.py:" in decision.source and "(dot)" in decision.source
-    assert decision.in_dtypes == (jnp.float16, jnp.float16)
-    assert decision.out_dtypes == (jnp.float32,)
+    assert decision.in_dtypes == (jnp.float16, jnp.float16) and decision.out_dtypes == (jnp.float32,)

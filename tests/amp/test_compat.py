@@ -14,8 +14,7 @@ def test_constants_become_arguments():
     def function(x):
         return jnp.sin(x) * table
 
-    closed = jax.make_jaxpr(function)(x)
-    jaxpr, consts = jax_compat.without_consts(closed)
+    jaxpr, consts = jax_compat.without_consts(jax.make_jaxpr(function)(x))
     assert len(consts) == 1 and not list(jaxpr.constvars)
     (result,) = jaxpr_as_fun(jax_compat.closed(jaxpr))(*consts, x)
     np.testing.assert_array_equal(result, function(x))

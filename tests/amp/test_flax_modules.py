@@ -39,9 +39,7 @@ def three_steps(step):
 
 
 @pytest.mark.parametrize(
-    "transform",
-    [lambda f: f, lambda f: nnx.jit(nnx.value_and_grad(f))],
-    ids=["eager", "jit of value_and_grad"],
+    "transform", [lambda f: f, lambda f: nnx.jit(nnx.value_and_grad(f))], ids=["eager", "jit of value_and_grad"]
 )
 def test_running_statistics_and_random_streams_go_on(transform):
     losses, mean, draws = three_steps(transform(loss))

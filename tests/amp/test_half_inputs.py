@@ -48,8 +48,7 @@ def results():
 def test_sums_and_exponentials_of_half_arrays_are_float32(name):
     _, before = FUNCTIONS[name]
     want, as_written, got = results()[name]
-    assert got.dtype == as_written.dtype
-    assert not distance(as_written, want) < 0.7 * before
+    assert got.dtype == as_written.dtype and not distance(as_written, want) < 0.7 * before
     assert distance(got, want) < 4.9e-4  # the rounding of the result
 
 
@@ -88,12 +87,6 @@ def test_sum_over_devices_keeps_the_dtype_that_the_function_asks_for():
     mapped = jax.shard_map(lambda x: jax.lax.psum(x, "d"), mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P())
     program = jax.jit(autocast(mapped)).lower(normal(2, (8, 4)).astype(jnp.bfloat16)).as_text()
     assert "bf16" in program and "f32" not in program
-
-
-def test_maximum_is_scattered_in_half():
-    w = normal(3, (8, 8))
-    function = lambda x: (x @ w).at[jnp.arange(2)].max(x[:2] @ w) @ w  # noqa: E731
-    assert distance(*jax.jit(lambda w: (autocast(function)(w), function(w)))(w)) < 2e-3
 
 
 @pytest.mark.parametrize("after", [lambda y: y, jnp.tanh], ids=["result", "activation"])

@@ -270,12 +270,7 @@ OTHERS = {
     "custom_vjp": ("structure", _ruled, "nU", "w"),
     "cond": ("structure", _cond, "nU", "w"),
     "jit": ("structure", lambda c, x, w: jax.jit(functools.partial(_dot, c))(x, w), "nU", "w"),
-    "remat dot": (
-        "structure",
-        lambda c, x, w: jax.checkpoint(lambda x, w: c.infer(jnp.sin, _dot(c, x, w)))(x, w),
-        "nU",
-        "w",
-    ),
+    "remat dot": ("structure", _remat, "nU", "w"),
     "first columns": ("clear", lambda x: x[:, :NARROW], "w", "n"),
     "narrow mean": ("wide", lambda x: x.reshape(ROWS, NARROW, -1).mean(2), "w", "n"),
     "columns repeated": ("clear", lambda x: jnp.repeat(x, ROWS // NARROW, 1), "n", "w"),
