@@ -102,8 +102,7 @@ def test_linear_maps_keep_the_scale():
     for dtype in (jnp.bfloat16, jnp.float16):
         assert jax.tree.map(lambda g, d=dtype: g.astype(d), grads).scale == 2.0**13
         np.testing.assert_allclose(jax.tree.map(lambda g, d=dtype: g.astype(d), odd).scale, 1001, rtol=4e-3)
-    summed = jax.tree.map(lambda a, b: (a + b) / 2, grads, grads)
-    close(summed.unscaled(), expected)
+    close(jax.tree.map(lambda a, b: (a + b) / 2, grads, grads).unscaled(), expected)
     per_example = jax.jit(jax.vmap(lambda x: value_and_grad(loss)(SCALE, PARAMS, x[None])[1]))(X)
     close(jax.tree.map(lambda g: g.mean(0), per_example).unscaled(), expected)
 
@@ -166,8 +165,7 @@ def test_mean_over_devices(mean):
     tx = optimizer()
 
     def step(params, state, x):
-        varying = jax.lax.pcast(params, "data", to="varying")
-        value, grads = value_and_grad(loss)(state, varying, x)
+        value, grads = value_and_grad(loss)(state, jax.lax.pcast(params, "data", to="varying"), x)
         updates, state = tx.update(mean(grads, "data"), state, params)
         return optax.apply_updates(params, updates), state, jax.lax.pmean(value, "data")
 

@@ -80,8 +80,7 @@ def test_float64_with_x64():
     with jax.enable_x64(True):
         full = get("fp32", policy="f64")
         assert full.policy == full.norm_policy == policy("f64 f64 f64")
-        mixed = get("fp32", policy="p=f64,c=f32,o=f64")
-        assert mixed.norm_policy == policy("f64 f32 f32")
+        assert get("fp32", policy="p=f64,c=f32,o=f64").norm_policy == policy("f64 f32 f32")
 
 
 OF_OBJECTS = jmp.Policy(*[np.dtype("float64")] * 3)  # which jmp cannot print
@@ -97,8 +96,7 @@ def test_float64_without_x64_is_refused(given):
 
 def test_policy_object_is_returned_unchanged():
     given = policy("f32 bf16 f16")
-    assert parse_policy(given) is given
-    assert parse_policy(str(given)) == given
+    assert parse_policy(given) is given and parse_policy(str(given)) == given
 
 
 def test_network_policies_of_presets():
