@@ -21,8 +21,7 @@ KINDS = ["activation", "gradient", "weight gradient", "parameter"]
 
 
 def loss(params, x):
-    hidden = numerics.tap(x @ params["b"], "b")
-    return jnp.mean(numerics.tap(hidden @ params["a"], "a") ** 2)
+    return jnp.mean(numerics.tap(numerics.tap(x @ params["b"], "b") @ params["a"], "a") ** 2)
 
 
 def by_name(report):
@@ -207,8 +206,7 @@ def test_scale_with_an_overflow_inside_is_not_recommended():
     assert largest == report.to_json()["max_safe_log2_scale"] and f"largest safe:    2**{largest}" in report.to_text()
     finite = [np.isfinite(error_of_half(loss, params, batch, log2_scale)) for log2_scale in (largest, largest + 1)]
     assert finite == [True, False] and report.limits.limited_by is None is not counted.limits.limited_by
-    has_aux = examine(lambda *args: (loss(*args), args), params, *batch, has_aux=True)
-    assert has_aux.trials == report.trials
+    assert examine(lambda *args: (loss(*args), args), params, *batch, has_aux=True).trials == report.trials
 
 
 def test_scale_in_use_is_tried():
@@ -261,10 +259,7 @@ def test_complex_parameters_count_as_two_real_numbers():
     params = {"w": real + 1j * imaginary, "v": PARAMS["a"]}
     assert params["w"].dtype == np.complex64
 
-    def fn(params, x):
-        return jnp.mean(jnp.square(jnp.abs(x @ params["w"]) @ params["v"]))
-
-    report = examine(fn, params, X)
+    report = examine(lambda params, x: jnp.mean(jnp.square(jnp.abs(x @ params["w"]) @ params["v"])), params, X)
     size = np.abs(np.float64(X) @ params["w"])
     scaled = X.T @ ((2 * size @ params["v"] / 32) @ params["v"].T * (X @ params["w"]) / size)
     rows = by_name(report)
