@@ -115,6 +115,5 @@ def test_keep_float32_reaches_the_step(preset):
     experiment = build(run_cases.tiny(preset, num_devices=1, precision__keep_float32="^/head$"))
     state = jax.eval_shape(experiment.init_state)
     jaxpr = jax.make_jaxpr(experiment.train_step())(state, experiment.batch_shapes())
-    found = graphs.dtypes_by(lambda scope: "/head" in scope, jaxpr)
-    assert found == {True: {"f32"}, False: {"f16"}}
+    assert graphs.dtypes_by(lambda scope: "/head" in scope, jaxpr) == {True: {"f32"}, False: {"f16"}}
     build(run_cases.tiny("fp32", precision__keep_float32="^/head$"))  # changes nothing, and is accepted

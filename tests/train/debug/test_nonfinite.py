@@ -55,8 +55,7 @@ def halt(state, data, fused="false"):
     state = on_devices(experiment, state)
     for later in (data, batch(experiment, 1), batch(experiment, 2)):
         state, metrics = train_step(state, jax.device_put(later, experiment.batch_sharding))
-        assert metrics["halted"] == 1
-        assert bits(but_for_the_latch(state)) == bits(but_for_the_latch(before))
+        assert metrics["halted"] == 1 and bits(but_for_the_latch(state)) == bits(but_for_the_latch(before))
     return state, train.nonfinite.examine_step(experiment, state, data)
 
 
@@ -106,8 +105,7 @@ def test_failed_last_step_of_an_epoch_is_saved(tmp_path, capsys):
     for name, array in data.items():
         assert saved.batch[name].dtype == array.dtype and saved.batch[name].tobytes() == array.tobytes()
     restored = train.nonfinite.restore_state(experiment, saved)
-    assert bits(but_for_the_latch(restored)) == bits(but_for_the_latch(state))
-    assert not restored.halted
+    assert bits(but_for_the_latch(restored)) == bits(but_for_the_latch(state)) and not restored.halted
     newer = batch(experiment, 2)
     train.nonfinite.save_step(place, experiment, state, newer)  # takes its place
     assert [*tmp_path.iterdir()] == [place]
