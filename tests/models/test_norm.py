@@ -52,10 +52,7 @@ def _train(norm, variables, x):
 # output are larger by |x| / deviation.
 @pytest.mark.parametrize(
     ("dtype", "shape", "momentum", "bounds"),
-    [
-        ("float32", (64, 7), 0.3, (2e-6, 1e-6, 1e-6)),
-        ("float64", SHAPE, 0.9, (1e-14,) * 3),
-    ],
+    [("float32", (64, 7), 0.3, (2e-6, 1e-6, 1e-6)), ("float64", SHAPE, 0.9, (1e-14,) * 3)],
 )
 def test_train_output_and_running_averages(dtype, shape, momentum, bounds):
     with jax.enable_x64(dtype == "float64"):
@@ -69,8 +66,7 @@ def test_train_output_and_running_averages(dtype, shape, momentum, bounds):
 @pytest.mark.parametrize("policy", [MIXED, HALF], ids=["mixed", "half"])
 def test_float16_inputs_around_300(policy):
     """Their squares overflow float16: a float16 variance is inf and the output 0."""
-    rng = np.random.default_rng(3)
-    x = np.float16(300 + 300 * rng.normal(size=(32, 8, 8, 4)))
+    x = np.float16(300 + 300 * np.random.default_rng(3).normal(size=(32, 8, 8, 4)))
     variables = _variables(features=4)
     norm = BatchNorm(policy, momentum=0.0, epsilon=EPSILON, unbiased=False)
     train, updates = norm.apply(variables, x, True, mutable=["batch_stats"])  # without jit, which rounds elsewhere
@@ -92,15 +88,11 @@ def test_float16_inputs_around_300(policy):
 
 def test_rounding_never_makes_a_variance_negative():
     """E[x²] - E[x]² of equal values is rounding alone, of either sign: the root would be NaN."""
-    values = np.float32(np.linspace(100, 1000, 64))
-    x = np.broadcast_to(values, (240, 64))
-    variables = _variables(features=64)
-    norm = BatchNorm(FULL, momentum=0.0, epsilon=1e-5)
-    y, stats = _train(norm, variables, x)
+    x = np.broadcast_to(np.float32(np.linspace(100, 1000, 64)), (240, 64))
+    y, stats = _train(BatchNorm(FULL, momentum=0.0, epsilon=1e-5), _variables(features=64), x)
     unclipped = jnp.square(x).mean(0) - jnp.square(jnp.mean(x, 0))
     assert unclipped.min() < -1e-3  # there is something to clip
-    assert stats["var"].min() == 0
-    assert np.isfinite(y).all()
+    assert stats["var"].min() == 0 and np.isfinite(y).all()
 
 
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])

@@ -115,8 +115,7 @@ def test_bfloat16_results_and_gradients_are_rounded_once(convolution, dtype, cas
 
 @needs_bfloat16
 def test_onednn_computes_every_convolution_of_a_step():
-    shape = (64, 8, 8, 16)
-    x = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((64, 8, 8, 16), jnp.bfloat16)
     k = jax.ShapeDtypeStruct((3, 3, 16, 16), jnp.bfloat16)
 
     def text(convolution):

@@ -120,8 +120,7 @@ def test_sums_in_one_stage_give_the_same_numbers():
 def check_all(found, dtype, tolerance):
     got, wanted = found
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-        assert a.dtype == dtype and a.shape == b.shape
-        assert relative(a, b) <= tolerance
+        assert a.dtype == dtype and a.shape == b.shape and relative(a, b) <= tolerance
 
 
 @pytest.mark.parametrize(
@@ -271,8 +270,7 @@ def test_variance_of_a_constant_channel_is_not_negative(name):
     assert (np.mean(x * x, 0, dtype=np.float32) < np.square(np.mean(x, 0, dtype=np.float32))).any()
     args = [maps if kind == "m" else np.ones(301, np.float32) for kind in kinds]
     out, *statistics = jax.jit(lambda *args: fast(*args, fused.NormConfig(1e-12, jnp.float32)))(*args)
-    assert np.isfinite(out).all()
-    assert all((np.asarray(found.var) >= 0).all() for found in statistics)
+    assert np.isfinite(out).all() and all((np.asarray(found.var) >= 0).all() for found in statistics)
 
 
 @pytest.mark.parametrize(
