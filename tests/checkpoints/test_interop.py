@@ -100,8 +100,7 @@ def test_logits_equal_transformers(size, saved):
 def test_step_moves_the_running_statistics_as_pytorchs(fused, saved):
     """The last maps have four values a channel, whose unbiased variance is 4/3 of the biased one."""
     folder, network = saved(18)
-    file = checkpoints.read_weights(folder)
-    before = file.variables()
+    before = checkpoints.read_weights(folder).variables()
     images = np.random.default_rng(0).standard_normal((4, 32, 32, 3), np.float32)
     for module in network.train().modules():
         if isinstance(module, torch.nn.BatchNorm2d):
@@ -260,14 +259,8 @@ def test_files_of_several_networks_say_what_to_save(saved, tmp_path):
     )
     torch.save({"0.weight": state["classifier.1.bias"], "4.0.conv1.weight": torch.zeros(2)}, tmp_path / "c.pth")
     for name, words in (
-        (
-            "program.pt",
-            "TorchScript, which is not run; save its weights: torch.save(torch.jit.load('program.pt')",
-        ),
-        (
-            "pair.pth",
-            "weights of student, teacher, each by itself; save one: torch.save(torch.load('pair.pth')['t",
-        ),
+        ("program.pt", "TorchScript, which is not run; save its weights: torch.save(torch.jit.load('program.pt')"),
+        ("pair.pth", "weights of student, teacher, each by itself; save one: torch.save(torch.load('pair.pth')['t"),
         ("inner.pth", "save one: torch.save(torch.load('inner.pth')['model']['net_b'], 'weights.pth')"),
         ("a.pth", "holds a ResNet below student., teacher.; save one alone, as of model.teacher.state_dict()"),
         ("b.pth", "holds a ResNet below net. beside loss.; save one alone, as of model.net.state_dict()"),

@@ -95,8 +95,10 @@ def test_version_that_weights_do_not_tell_is_given(tmp_path):
         assert line.startswith(f"version '{given}' is for weights that do not tell 1 from 1.5; leave it out for ")
 
 
-@pytest.mark.parametrize("layout", ["torchvision", "transformers"])
-@pytest.mark.parametrize("name", ["fc.1", "head.fc", "linear", "classifier"])
+HEADS = {"fc.1": "torchvision", "head.fc": "transformers", "linear": "torchvision", "classifier": "transformers"}
+
+
+@pytest.mark.parametrize(("name", "layout"), HEADS.items())
 def test_only_dense_layer_beside_the_network_is_the_head(name, layout, tmp_path):
     """The variables are those under the usual name; a head without a bias has zeros."""
     path, variables = tmp_path / "w.safetensors", network("resnet26", 7)
@@ -144,16 +146,6 @@ def test_views_are_written_as_they_look(tmp_path):
         np.testing.assert_array_equal(found, tensors[name])
 
 
-def test_written_weights_are_read_back(tmp_path):
-    variables = network()
-    tensors = checkpoints.to_tensors(variables, "torchvision", batches=12)
-    checkpoints.write_weights(tmp_path / "a.safetensors", tensors)
-    file = checkpoints.read_weights(tmp_path / "a.safetensors")
-    assert (file.layout, file.batches, file.metadata) == ("torchvision", 12, {})
-    jax.tree.map(np.testing.assert_array_equal, file.tensors, tensors)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
-
-
 def test_damaged_weights_are_one_line(tmp_path):
     checkpoints.write_weights(tmp_path / "good.safetensors", checkpoints.to_tensors(network(), "torchvision"))
     whole = (tmp_path / "good.safetensors").read_bytes()
@@ -188,11 +180,12 @@ def test_file_that_cannot_be_written_leaves_nothing(tmp_path):
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "model.", "net.", "backbone.", "module.model."])
 def test_beginning_of_all_names_is_left_out_and_said(prefix, tmp_path):
-    tensors = checkpoints.to_tensors(network(), "torchvision")
+    tensors = checkpoints.to_tensors(network(), "torchvision", batches=12)
     checkpoints.write_weights(tmp_path / "a.safetensors", {f"{prefix}{name}": x for name, x in tensors.items()})
     file = checkpoints.read_weights(tmp_path / "a.safetensors")
     assert file.note == f"the beginning {prefix!r} of all names is left out"
-    assert file.tensors.keys() == tensors.keys()
+    assert (file.layout, file.batches, file.metadata) == ("torchvision", 12, {})
+    jax.tree.map(np.testing.assert_array_equal, file.tensors, tensors)
     # A beginning of some names only is a part of another network.
     some = {f"model.{name}" if name.startswith("layer1") else name: x for name, x in tensors.items()}
     checkpoints.write_weights(tmp_path / "b.safetensors", some)
@@ -220,10 +213,7 @@ def test_folder_of_timms_hub_is_believed_or_refused(tmp_path):
         ({"aa_layer": "blurpool"}, "aa_layer is 'blurpool', and mixedres computes None"),
         ({"act_layer": "gelu"}, "act_layer is 'gelu'"),
         ({"output_stride": 16}, "output_stride is 16"),
-        (
-            {"block_args": {}, "drop_rate": 0.1},
-            "model_args has block_args, and mixedres computes resnet26 without",
-        ),
+        ({"block_args": {}, "drop_rate": 0.1}, "model_args has block_args, and mixedres computes resnet26 without"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | {"model_args": arguments}))
         assert words in made.message(checkpoints.read_weights, tmp_path)

@@ -108,19 +108,11 @@ def test_folder_that_may_not_be_read_is_one_line(tmp_path, monkeypatch):
     assert message("folder", dir=str(tmp_path)).endswith(" cannot be read: Permission denied")
 
 
-def test_folder_by_name(tmp_path):
+def test_threads_share_the_processors_with_workers(tmp_path):
     made.write_folder(tmp_path, 15)
-    cpus = len(os.sched_getaffinity(0))
-    options = {"dir": str(tmp_path), "image_size": 8, "batch_size": 4}
-    source = load("folder", **options)
-    assert (source.image_shape, source.num_classes, source.class_names) == ((8, 8, 3), 3, made.CLASSES)
-    assert (source.train_examples, source.eval_examples) == (12, 3)
-    assert source.mean == (123.675, 116.28, 103.53)
-    assert "20% of every class" in source.note and source.unreadable == {}
-    assert source.threads == cpus
-    source = load("folder", **options, num_classes=10, preprocessing="official", workers=2)
-    assert (source.num_classes, source.mean, source.threads) == (10, (123.68, 116.78, 103.94), max(1, cpus // 2))
-    assert load("folder", **options, threads=7, workers=2).threads == 7
+    cpus, options = len(os.sched_getaffinity(0)), {"dir": str(tmp_path), "image_size": 8, "batch_size": 4}
+    found = [load("folder", **options, **more).threads for more in ({}, {"workers": 2}, {"workers": 2, "threads": 7})]
+    assert found == [cpus, max(1, cpus // 2), 7]
 
 
 def test_sources_have_notes_for_the_start_of_a_run(tmp_path):

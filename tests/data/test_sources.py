@@ -24,8 +24,7 @@ def coded(n, **options):
     ids = np.arange(1, n + 1).reshape(n, 1, 1)
     images = np.stack(np.broadcast_arrays(ids, pixels), -1).astype(np.uint8)
     labels = np.arange(1, n + 1, dtype=np.int64)
-    tests = images[: n // 2]
-    return InMemory(images, labels, tests, labels[: n // 2], num_classes=n + 1, **options)
+    return InMemory(images, labels, images[: n // 2], labels[: n // 2], num_classes=n + 1, **options)
 
 
 @pytest.mark.parametrize(("n", "batch_size"), [(12, 4), (13, 4), (7, 7), (9, 1), (200, 32)])

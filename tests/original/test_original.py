@@ -176,8 +176,7 @@ def _training_logits(experiment, state, batch):
 
 def _gradients(experiment, state, batch, theirs):
     """(ours with the decay, theirs) of all parameters."""
-    function = experiment.loss_and_grads()
-    _, grads = quickly(function, state, batch)(state, batch)
+    _, grads = quickly(experiment.loss_and_grads(), state, batch)(state, batch)
     decay = experiment.config.optimizer.weight_decay
     ours = jax.tree.map(lambda g, w: g + decay * w, grads, state.params)  # on everything, in CIFAR's recipe
     named = {f"params/{path}": value for path, value in flat(ours).items()}

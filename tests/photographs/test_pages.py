@@ -56,8 +56,7 @@ def results(labels, predicted, losses, batch=4):
     """Results collected in batches, of images that hold their own number; every third row is padding."""
     collector = data.ResultCollector()
     for start in range(0, len(labels), batch):
-        rows = np.arange(start, min(start + batch, len(labels)))
-        padded = np.repeat(rows, 2)
+        padded = np.repeat(np.arange(start, min(start + batch, len(labels))), 2)
         mask = np.arange(len(padded)) % 2 == 0
         found = {
             "label": labels[padded],

@@ -125,8 +125,7 @@ def test_augmented_batches_follow_from_seed_and_step(folder):
     again, _ = batches(3, **options, threads=1)
     np.testing.assert_array_equal(first, again)
     assert (first != plain).any((2, 3, 4)).mean() > 0.5
-    one = next(source.train_batches(20, seed=3, first_step=2))["image"]
-    np.testing.assert_array_equal(one, first[2])
+    np.testing.assert_array_equal(next(source.train_batches(20, seed=3, first_step=2))["image"], first[2])
     unchanged = batches(1, dir=str(folder))[1]
     for ours, batch in zip(source.eval_batches(8), unchanged.eval_batches(8), strict=True):
         np.testing.assert_array_equal(ours["image"], batch["image"])
