@@ -65,9 +65,7 @@ DAMAGES = {
     "other model": other_model,
     "summary": lambda here: (here / "run" / "summary.json").write_text("{"),
     "step": damage_step,
-    "copied": lambda here: (here / "begun" / ".prepare.json").write_text(
-        '{"format": 2, "short_side": 32, "quality": 90}'
-    ),
+    "copied": lambda here: (here / "begun" / ".prepare.json").write_text(COPIED),
     "images": lambda here: [path.unlink() for path in (here / "images" / "cat").iterdir()],
     "exits": lambda here: (here / "mine.py").write_text("import sys\nsys.exit(0)\n"),
     "pipe": lambda here: os.mkfifo(here / "mine.py"),

@@ -44,11 +44,6 @@ def test_seeds_alone_give_students_interval():
     assert found.single == pytest.approx((of_seed.mean() - spread, of_seed.mean() + spread))
 
 
-def test_one_seed_has_no_interval():
-    found = crossed.difference(np.ones((1, 6)))
-    assert (found.mean, found.interval, found.single, found.width) == (1.0, None, None, None)
-
-
 def row(case, seeds, change, mean=93.0, sd=0.4):
     figures = {"mean": mean, "sd": sd} | (evidence.told(change) if change else {})
     about = {"case": case, "n": len(seeds), "pairs": len(seeds) if change else 0, "seeds": seeds, "is_floor": False}

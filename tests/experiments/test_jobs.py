@@ -25,10 +25,6 @@ def test_shares_are_equal(monkeypatch, cores, slots):
         assert len(shares[0]) == 1 and max(map(used.count, used)) - min(map(used.count, used)) <= 1
 
 
-def test_one_run_at_a_time_has_the_machine():
-    assert jobs.share_of_cores(0, 1) == ()
-
-
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # where a test before this one started JAX
 def test_job_whose_time_is_up_saves_and_is_handed_in_again(monkeypatch, tmp_path):
     """SLURM's signal comes while the job waits for its run, and the run takes its time to save."""

@@ -2,13 +2,11 @@
 
 import json
 
-import jax
-import numpy as np
 import pytest
 
 from experiments import benchmark
 from experiments.lib import runs
-from experiments.timing import costs, turns
+from experiments.timing import turns
 from tests.train import run_cases
 
 SMALL = ["--config.model.name=cifar_resnet8", "--config.data.image_size=8", "--config.batch_size=16"]
@@ -36,29 +34,6 @@ def test_benchmark_tells_what_was_timed(results, monkeypatch, capsys):
     assert fp32["speedup"] == {} and fp16["speedup"]["fp32"]["ratio"] > 0
     assert told["device"]["count"] == 2 and "xla_force_host_platform" in told["xla_flags"]
     assert "| `fp16` |" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_costs_of_scales_and_counting_are_compared(results, monkeypatch, capsys):
-    """And the step without scale and check is the same step as the others, but for rounding."""
-    run_cases.shrink(monkeypatch, blocks=1)
-    programs = {}
-
-    def rows(batch, ran, original=costs.rows):
-        programs.update({one.name: one for one in ran})
-        return original(batch, ran)
-
-    monkeypatch.setattr(costs, "rows", rows)
-    arguments = ["--costs", "--rounds=2", "--batches=8", "--name=small", "--config.data.image_size=8"]
-    assert benchmark.main([*arguments, "--config.model.name=cifar_resnet8"]) == 0
-    document = json.loads((results / "costs_small.json").read_text())
-    on_cpu = [pair for pair in costs.COMPARED if "without command buffers" not in pair]
-    assert [(row["step"], row["to"]) for row in document["rows"]] == on_cpu and not document["failed"]
-    assert all(row["ms"] > 0 and row["interval"][0] <= row["ratio"] <= row["interval"][1] for row in document["rows"])
-    assert "| 8 | dynamic | unchecked |" in capsys.readouterr().out
-    checked, unchecked = (jax.tree.leaves(programs[name].state.params) for name in ("none", "unchecked"))
-    for one, other in zip(checked, unchecked, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-7)
 
 
 class Fails(turns.Timed):
