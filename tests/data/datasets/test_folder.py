@@ -30,22 +30,15 @@ def names(data_set, part):
     return found
 
 
-@pytest.mark.parametrize(
-    ("train", "test"),
-    [
-        ("train", "val"),
-        ("Train", "Validation"),
-        ("training", "testing"),
-        ("TRAINING", "Evaluation"),
-        ("train", "validate"),
-        ("train", "dev"),
-        ("seg_train/seg_train", "seg_test/seg_test"),  # Intel's images, as Kaggle's archive unpacks
-        ("training_set/training_set", "test_set/test_set"),
-        ("train2017", "val2017"),
-        ("Train images", "Test images"),
-    ],
-)
-def test_train_and_val_folders_become_two_parts(tmp_path, train, test):
+PARTS = ["train:val", "Train:Validation", "training:testing", "TRAINING:Evaluation", "train:validate", "train:dev"]
+PARTS += ["train2017:val2017", "Train images:Test images"]
+# As Kaggle's archives unpack.
+PARTS += ["seg_train/seg_train:seg_test/seg_test", "training_set/training_set:test_set/test_set"]
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_train_and_val_folders_become_two_parts(tmp_path, parts):
+    train, test = parts.split(":")
     fill(tmp_path, f"{train}/b/1.jpg", f"{train}/b/2.jpg", f"{train}/a/9.jpg", f"{train}/c/1.jpg")
     fill(tmp_path, f"{test}/c/4.jpg", f"{test}/b/3.jpg")  # not every class need be there
     data_set = data.scan(tmp_path)
@@ -208,31 +201,22 @@ def test_folders_without_classes_or_training_are_refused(tmp_path, paths):
     assert REFUSED[paths].format(tmp_path) in made.message(data.scan, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("paths", "words"),
-    [
-        (["train-0.parquet"], "; train-0.parquet: images in tables are not read, so write each image of datasets.load"),
-        (
-            ["data/train-0.parquet", "data/test-0.parquet", "README.md"],
-            "; data/test-0.parquet, data/train-0.parquet: im",
-        ),
-        (["a.arrow", "state.json"], "; a.arrow: images in tables are not read"),
-        (
-            ["1.jpg", "labels.csv"],
-            "; labels.csv: tables of classes are not read, so move each image into the folder of",
-        ),
-        (["images/1.jpg", "images/2.jpg", "labels.TSV"], "; labels.TSV: tables of classes are not read"),
-        (
-            ["train/1.jpg", "test/2.jpg", "train.csv", "sample.csv"],
-            "; sample.csv, train.csv: tables of classes are not",
-        ),
-        (["train/1.jpg", "train/metadata.jsonl"], "; train/metadata.jsonl: tables of classes are not read, so move"),
-        (["a/.hidden.csv", "b/x.md"], "fill or remove them"),
-    ],
-)
-def test_tables_in_place_of_class_folders_are_named(paths, words, tmp_path):
-    made.write_files(tmp_path, dict.fromkeys(paths, b""))
-    message = made.message(data.scan, tmp_path)
+TABLES = {
+    "train-0.parquet": "; train-0.parquet: images in tables are not read, so write each image of datasets.load",
+    "data/train-0.parquet data/test-0.parquet README.md": "; data/test-0.parquet, data/train-0.parquet: im",
+    "a.arrow state.json": "; a.arrow: images in tables are not read",
+    "1.jpg labels.csv": "; labels.csv: tables of classes are not read, so move each image into the folder of",
+    "images/1.jpg images/2.jpg labels.TSV": "; labels.TSV: tables of classes are not read",
+    "train/1.jpg test/2.jpg train.csv sample.csv": "; sample.csv, train.csv: tables of classes are not",
+    "train/1.jpg train/metadata.jsonl": "; train/metadata.jsonl: tables of classes are not read, so move",
+    "a/.hidden.csv b/x.md": "fill or remove them",
+}
+
+
+@pytest.mark.parametrize("paths", TABLES)
+def test_tables_in_place_of_class_folders_are_named(paths, tmp_path):
+    made.write_files(tmp_path, dict.fromkeys(paths.split(), b""))
+    message, words = made.message(data.scan, tmp_path), TABLES[paths]
     assert words in message and (words[0] == ";" or message.endswith(words))
 
 
