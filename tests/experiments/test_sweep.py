@@ -168,13 +168,10 @@ def test_sweeps_of_the_project_are_whole(path, monkeypatch):
     assert any(run.overrides | sweep.baseline == run.overrides for run in runs)
 
 
-SUMMARY = {
-    "eval": {"top1": 0.5},
-    "train": {"loss": 1.0, "seconds": 1.0, "first_step": 0, "examples_per_second": 1.0, "step_time_ms": 1.0},
-    "memory": {"host_peak_bytes": 1, "device_peak_bytes": 1},
-    "resources": {},
-    "loss_scale": {"skipped_steps": 0},
-}
+SUMMARY = {"eval": {"top1": 0.5}}
+SUMMARY |= {"train": {"loss": 1.0, "seconds": 1.0, "first_step": 0, "examples_per_second": 1.0, "step_time_ms": 1.0}}
+SUMMARY |= {"memory": {"host_peak_bytes": 1, "device_peak_bytes": 1}, "resources": {}}
+SUMMARY |= {"loss_scale": {"skipped_steps": 0}}
 
 
 class Executor:
