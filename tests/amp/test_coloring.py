@@ -138,6 +138,10 @@ def test_activation_is_stored_in_half_after_a_norm_and_not_after_an_exponential(
         return lax.sin(dot(y) + y)
 
     assert colors(block, X) == "dot f16, exp f32, max f32, dot f16, add f32, sin f32"
+    # Nor is one that the program returns.
+    returned = lambda y: (y, dot(y))  # noqa: E731
+    assert colors(lambda x: returned(relu(lax.exp(dot(x)))), X) == "dot f16, exp f32, max f32, dot f16"
+    np.testing.assert_array_equal(autocast(lambda x: returned(relu(lax.exp(x))))(X)[0], lax.exp(X))
 
 
 @pytest.mark.parametrize("step", [lax.floor, lax.ceil, lax.round, lax.sign])

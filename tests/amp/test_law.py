@@ -64,16 +64,16 @@ def test_random_programs_keep_the_law(program, dtype, scale):
 @settings(max_examples=10)
 @given(program=CASES["program"], dtype=CASES["dtype"])
 def test_decisions_and_dtypes_of_random_programs(program, dtype):
-    """Of all values as results: what no product leads to keeps its bits, and the rest is as the lists say."""
-    values = tuple(range(2 + len(program.steps)))
-    program, args = dataclasses.replace(program, returned=values), [jnp.asarray(x) for x in program.arguments(0)]
+    """Products are half, the rest is as the lists say, and of all values those before products keep their bits."""
+    args = [jnp.asarray(x) for x in program.arguments(0)]
     report = explain(functools.partial(program, Casts()), dtype)(*args)
     assert product_dtypes(report.jaxpr) <= {SHORT[dtype]}
     for decision in report.decisions:
         if decision.category == "allow":
             assert decision.dtype == dtype
         elif decision.category in ("deny", "unlisted") and decision.dtype is not None:
-            assert decision.dtype == jnp.float32
+            assert decision.dtype in (jnp.float32, jnp.complex64)
+    program = dataclasses.replace(program, returned=tuple(range(2 + len(program.steps))))
     (_, found), (_, plain) = autocast(functools.partial(program, Casts()), dtype)(*args), program(Casts(), *args)
     clean = [True, True]
     for name, operands, _ in program.steps:
