@@ -89,7 +89,8 @@ def half(x):
 
 def test_casts_of_a_helper_have_the_line_of_their_caller():
     def fn(x, w):
-        return (half(x + 100).astype(x.dtype) - 100) + half(w).astype(x.dtype)
+        a = half(x + 100).astype(x.dtype) - 100
+        return a + half(w).astype(x.dtype)
 
     report = compare(fn, normal(0, (8, 8)), normal(1, (8, 8)), dtype=None)
     first, second = (fn.__code__.co_firstlineno + i for i in (1, 2))
