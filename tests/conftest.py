@@ -36,8 +36,8 @@ os.environ["XLA_FLAGS"] = (
 CACHE_LIMIT = 500e6  # bytes; a session compiles 60 MB, and every change of a program leaves the old one behind
 # What modules of tests/amp, tests/precision and tests/numerics need besides.
 NEEDS = {
-    "flax": ("amp/test_flax_modules", "numerics/test_faults", "numerics/test_networks"),
-    "hypothesis": ("amp/test_law", "amp/test_properties", "precision/test_rule"),
+    "flax": ("amp/test_flax_modules", "numerics/test_networks"),
+    "hypothesis": ("amp/test_law", "precision/test_rule"),
 }
 collect_ignore = [
     f"{module}.py" for package, modules in NEEDS.items() if not importlib.util.find_spec(package) for module in modules

@@ -65,9 +65,7 @@ DAMAGES = {
     "other model": other_model,
     "summary": lambda here: (here / "run" / "summary.json").write_text("{"),
     "step": damage_step,
-    "copied": lambda here: (here / "begun" / ".prepare.json").write_text(
-        '{"format": 2, "short_side": 32, "quality": 90}'
-    ),
+    "copied": lambda here: (here / "begun" / ".prepare.json").write_text(COPIED),
     "images": lambda here: [path.unlink() for path in (here / "images" / "cat").iterdir()],
     "exits": lambda here: (here / "mine.py").write_text("import sys\nsys.exit(0)\n"),
     "pipe": lambda here: os.mkfifo(here / "mine.py"),
@@ -168,6 +166,5 @@ def test_process_exits_with_2_and_without_a_traceback(tmp_path):
     command = [sys.executable, "-m", "mixedres.main", "--config=digits:fp17"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []

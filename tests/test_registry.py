@@ -78,8 +78,7 @@ def test_config_of_the_page_records_what_its_file_registers(page):
 def test_decoding_process_runs_the_file_of_an_augmentation(page):
     """A process that another one started has the augmentation as a pickle, and nothing registered."""
     registry.load(str(page))
-    source = data.load("digits", batch_size=8, image_size=16, augment="shift")
-    sent = pickle.dumps(source.augmentation)
+    sent = pickle.dumps(data.load("digits", batch_size=8, image_size=16, augment="shift").augmentation)
     forget()
     image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     changed = image.copy()

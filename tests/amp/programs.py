@@ -47,8 +47,7 @@ def switch(x, w):
 
 @program(X, W)
 def remat_with_policy(x, w):
-    save = jax.checkpoint_policies.dots_saveable
-    return jax.checkpoint(lambda a: jnp.sin(a @ w) @ w, policy=save)(x) @ w
+    return jax.checkpoint(lambda a: jnp.sin(a @ w) @ w, policy=jax.checkpoint_policies.dots_saveable)(x) @ w
 
 
 @jax.custom_vjp
@@ -63,14 +62,6 @@ def _sine_backward(saved, g):
 
 
 _sine.defvjp(lambda x, w: (_sine(x, w), (x, w)), _sine_backward)
-
-
-@jax.custom_vjp
-def _opaque(x):
-    return jnp.sin(x)
-
-
-_opaque.defvjp(lambda x: (_opaque(x), x), lambda x, g: (g * jnp.cos(x),))
 
 
 @jax.custom_vjp
@@ -150,7 +141,6 @@ def pool(x, start, combine):
 # Programs of one expression.
 _ON_MATRICES = {
     "scan": lambda x, w: lax.scan(lambda c, y: (jnp.tanh(c @ w + y), jnp.sin(c @ w) @ w), x, jnp.stack([x, x / 2])),
-    "scan_of_products": lambda x, w: lax.scan(lambda c, y: (c, jnp.tanh(y @ w) @ w), x, jnp.stack([x, x / 2]))[1] @ w,
     "fori": lambda x, w: lax.fori_loop(0, 3, lambda i, c: jnp.tanh(c @ w), x),
     "while_loop": lambda x, w: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.tanh(s[1] @ w)), (0, x))[1],
     "cond": lambda x, w: lax.cond(x[0, 0] > 0, lambda a: a @ w, lambda a: jnp.sin(a), x) @ w,
@@ -158,7 +148,6 @@ _ON_MATRICES = {
     "jit": lambda x, w: jax.jit(lambda a: jnp.sin(a @ w))(x) @ w,
     "custom_vjp": lambda x, w: jnp.sin(_sine(x, w)) @ w,
     "custom_vjp_in_scan": lambda x, w: lax.scan(lambda c, _: (_sine(c, w), None), x, None, length=3)[0],
-    "opaque_custom_vjp": lambda x, w: _opaque(x @ w) @ w,
     "custom_jvp": lambda x, w: jnp.sin(_cosine(x, w)) @ w,
     "embedding": lambda table, w: table[jnp.array([0, 1, 1, 5])] @ w,
     "dropout": lambda x, w: jnp.where(jax.random.bernoulli(jax.random.key(1), 0.5, x.shape), x @ w, 0) @ w,

@@ -1,6 +1,8 @@
 """The law of autocast on random programs; see tests/amp/law."""
 
+import dataclasses
 import functools
+import itertools
 import os
 
 import jax
@@ -11,29 +13,15 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from mixedres._internal.jax_compat import equations
-from mixedres.amp import _builder, autocast
+from mixedres.amp import _builder, _rules, autocast, explain
 from mixedres.amp._evaluation import program as evaluation
-from mixedres.amp._rules import (
-    ALLOW,
-    CLEAR,
-    COLLECTIVE_SUMS,
-    DENY_RANGE,
-    DENY_SUMS,
-    DEVICE_COPIES,
-    GATHERS,
-    INFER,
-    SOLVERS,
-)
 from tests.amp import law
-from tests.amp.graphs import distance
+from tests.amp.graphs import SHORT, distance, product_dtypes
 from tests.amp.law import Program, counterexample, programs
 from tests.amp.law.operations import OPS, SHAPES, Casts
 
-CASES = {
-    "program": programs(),
-    "dtype": st.sampled_from(["float16", "bfloat16"]),
-    "scale": st.sampled_from([1.0, 256.0]),
-}
+CASES = {"program": programs(), "dtype": st.sampled_from(["float16", "bfloat16"])}
+CASES |= {"scale": st.sampled_from([1.0, 256.0])}
 # Smallest programs that broke the law, each in the order and dtype in which it did.
 BROKEN = {
     "logits larger than their operands, read by a moving and by a float32 operation": Program(
@@ -52,7 +40,7 @@ BROKEN = {
 }
 # Primitives that the programs do not have: sums over devices and copies to them, solvers but one, functions of two
 # arguments that are rare, what has no derivative, and names of other versions of JAX.
-LEFT_OUT = COLLECTIVE_SUMS | DEVICE_COPIES | GATHERS | SOLVERS
+LEFT_OUT = _rules.COLLECTIVE_SUMS | _rules.DEVICE_COPIES | _rules.GATHERS | _rules.SOLVERS
 LEFT_OUT |= {
     *("all_to_all", "ppermute", "pmax", "pmin", "mesh_cast", "reshard", "sharding_constraint", "layout_constraint"),
     *("device_put", "approx_top_k", "argmax", "argmin", "igamma", "igammac", "igamma_grad_a", "random_gamma_grad"),
@@ -73,6 +61,28 @@ def test_random_programs_keep_the_law(program, dtype, scale):
     assert counterexample(program, dtype, scale) is None
 
 
+@settings(max_examples=10)
+@given(program=CASES["program"], dtype=CASES["dtype"])
+def test_decisions_and_dtypes_of_random_programs(program, dtype):
+    """Products are half, the rest is as the lists say, and of all values those before products keep their bits."""
+    args = [jnp.asarray(x) for x in program.arguments(0)]
+    report = explain(functools.partial(program, Casts()), dtype)(*args)
+    assert product_dtypes(report.jaxpr) <= {SHORT[dtype]}
+    for decision in report.decisions:
+        if decision.category == "allow":
+            assert decision.dtype == dtype
+        elif decision.category in ("deny", "unlisted") and decision.dtype is not None:
+            assert decision.dtype in (jnp.float32, jnp.complex64)
+    program = dataclasses.replace(program, returned=tuple(range(2 + len(program.steps))))
+    (_, found), (_, plain) = autocast(functools.partial(program, Casts()), dtype)(*args), program(Casts(), *args)
+    clean = [True, True]
+    for name, operands, _ in program.steps:
+        clean.append(OPS[name][0] not in ("product", "structure") and all(clean[i] for i in operands))
+    assert [x.dtype for x in found] == [x.dtype for x in plain]
+    for ours, theirs in zip(itertools.compress(found, clean), itertools.compress(plain, clean), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.nightly
 @seed(int(os.environ.get("FUZZ_SEED", "0")))
 @settings(max_examples=10_000, derandomize=False)
@@ -81,8 +91,7 @@ def test_many_random_programs_keep_the_law(program, dtype, scale):
     assert counterexample(program, dtype, scale) is None
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize(("name", "dtype"), [(name, ["bfloat16", "float16"][i % 2]) for i, name in enumerate(BROKEN)])
 def test_programs_that_broke_the_law_keep_it(name, dtype):
     assert counterexample(BROKEN[name], dtype, 256.0) is None
 
@@ -119,5 +128,5 @@ def test_programs_have_the_primitives_of_all_lists():
         plain = functools.partial(getattr(Casts(), kind), function)
         for of in (plain, jax.grad(lambda *args, plain=plain: plain(*args).sum())):
             found |= {eqn.primitive.name for eqn in equations(jax.make_jaxpr(of)(*args))}
-    missing = (ALLOW | CLEAR | INFER | DENY_RANGE | DENY_SUMS) - found - LEFT_OUT
+    missing = (_rules.ALLOW | _rules.CLEAR | _rules.INFER | _rules.DENY_RANGE | _rules.DENY_SUMS) - found - LEFT_OUT
     assert not missing, sorted(missing)

@@ -76,8 +76,7 @@ def test_slow_disk_delays_nothing_and_saves_the_newest_state_next(saved, slow):
         saved.save(step, state(step), {})
         assert saved.poll() == [] and saved.latest_step() == 1
     slow.set()
-    assert saved.finish() == []
-    assert steps(saved.directory) == [1, 3]
+    assert saved.finish() == [] and steps(saved.directory) == [1, 3]
     assert int(saved.restore_newest(LIKE)[0]["step"]) == 3
 
 

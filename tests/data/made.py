@@ -189,8 +189,7 @@ def prepare(root, name, splits, *, file_format="array_record", features=None, ve
         )
         for shard, part in enumerate(parts):
             path = directory / f"{last}-{split}.{file_format}-{shard:05d}-of-{shards:05d}"
-            write = write_tfrecord if file_format == "tfrecord" else write_array_record
-            write(path, part)
+            (write_tfrecord if file_format == "tfrecord" else write_array_record)(path, part)
         sizes = {"shard_lengths": list(map(len, parts)), "num_bytes": sum(map(len, records))}
         infos.append(tfds.core.SplitInfo(name=split, filename_template=template, **sizes))
     tfds.folder_dataset.write_metadata(data_dir=directory, features=features, split_infos=infos, check_data=False)

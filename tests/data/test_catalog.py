@@ -55,24 +55,21 @@ def test_class_0_may_be_the_background(tmp_path):
     )
 
 
-def test_missing_label_does_not_become_the_background():
-    unlabeled = made.Part([Example(b"", -1)])
-    assert examples.with_background(Dataset(unlabeled, unlabeled, ("a",))).train[0].label == -1
-
-
-def test_synthetic_labels_have_no_background():
+def test_labels_without_a_class_0_stay():
     options = {"image_size": 2, "batch_size": 60, "num_classes": 5, "train_examples": 77}
     plain, same = (load("synthetic", **options, background=background) for background in (False, True))
     [one], [other] = plain.eval_batches(60), same.eval_batches(60)
     np.testing.assert_array_equal(one["label"], other["label"])
     assert plain.num_classes == same.num_classes
+    unlabeled = made.Part([Example(b"", -1)])
+    assert examples.with_background(Dataset(unlabeled, unlabeled, ("a",))).train[0].label == -1
 
 
 def message(name, **options):
     return made.message(load, name, **{"image_size": 8, "batch_size": 4, **options})
 
 
-def test_missing_data_set_names_the_searched_folders(tmp_path, monkeypatch):
+def test_missing_data_set_is_explained(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
     assert f"no {tmp_path}/tensorflow_datasets/flowers/VERSION" in message("tfds:flowers")
@@ -80,19 +77,13 @@ def test_missing_data_set_names_the_searched_folders(tmp_path, monkeypatch):
     assert f"no {tmp_path}/elsewhere/flowers/VERSION" in message("tfds:flowers")
     assert f"is not in {tmp_path}/elsewhere:" in message("cifar10", image_size=32)
     assert f"no {tmp_path}/given/flowers/VERSION" in message("tfds:flowers", dir="~/given")
-
-
-def test_directory_too_deep_is_recognised(tmp_path):
     directory = made.prepare(tmp_path, "flowers", {"train": made.examples(2)}, shards=1)
     assert "configs" not in message("tfds:", dir=str(tmp_path))  # without a name
     text = message("tfds:flowers", dir=str(directory))
     assert f"{directory} is a data set itself: give the directory above its name as --config.data.dir" in text
-
-
-def test_stray_tfrecord_files_are_mentioned(tmp_path):
-    made.write_tfrecord(tmp_path / "flowers" / "1.0.0" / "flowers-train.tfrecord-00000-of-00001", [b"x"])
-    text = message("tfds:flowers", dir=str(tmp_path))
-    assert f"({tmp_path}/flowers/1.0.0 holds TFRecord files, but not the dataset_info.json" in text
+    made.write_tfrecord(tmp_path / "birds" / "1.0.0" / "birds-train.tfrecord-00000-of-00001", [b"x"])
+    text = message("tfds:birds", dir=str(tmp_path))
+    assert f"({tmp_path}/birds/1.0.0 holds TFRecord files, but not the dataset_info.json" in text
 
 
 def test_folder_that_may_not_be_read_is_one_line(tmp_path, monkeypatch):
@@ -108,19 +99,11 @@ def test_folder_that_may_not_be_read_is_one_line(tmp_path, monkeypatch):
     assert message("folder", dir=str(tmp_path)).endswith(" cannot be read: Permission denied")
 
 
-def test_folder_by_name(tmp_path):
+def test_threads_share_the_processors_with_workers(tmp_path):
     made.write_folder(tmp_path, 15)
-    cpus = len(os.sched_getaffinity(0))
-    options = {"dir": str(tmp_path), "image_size": 8, "batch_size": 4}
-    source = load("folder", **options)
-    assert (source.image_shape, source.num_classes, source.class_names) == ((8, 8, 3), 3, made.CLASSES)
-    assert (source.train_examples, source.eval_examples) == (12, 3)
-    assert source.mean == (123.675, 116.28, 103.53)
-    assert "20% of every class" in source.note and source.unreadable == {}
-    assert source.threads == cpus
-    source = load("folder", **options, num_classes=10, preprocessing="official", workers=2)
-    assert (source.num_classes, source.mean, source.threads) == (10, (123.68, 116.78, 103.94), max(1, cpus // 2))
-    assert load("folder", **options, threads=7, workers=2).threads == 7
+    cpus, options = len(os.sched_getaffinity(0)), {"dir": str(tmp_path), "image_size": 8, "batch_size": 4}
+    found = [load("folder", **options, **more).threads for more in ({}, {"workers": 2}, {"workers": 2, "threads": 7})]
+    assert found == [cpus, max(1, cpus // 2), 7]
 
 
 def test_sources_have_notes_for_the_start_of_a_run(tmp_path):

@@ -63,8 +63,7 @@ def test_prefetch_reads_depth_batches_ahead(given, depth):
 def test_finite_stream_ends(length, depth):
     host = Host([object() for _ in range(length)])
     with Prefetch(host, host.put, depth) as batches:
-        assert list(batches) == [("on device", item) for item in host.items]
-        assert host.sent == host.items
+        assert list(batches) == [("on device", item) for item in host.items] and host.sent == host.items
         for _ in range(3):
             with pytest.raises(StopIteration):
                 next(batches)
@@ -146,8 +145,7 @@ def test_waiting_counts_while_the_device_has_nothing_to_do():
     gate = queue.SimpleQueue()
     with Prefetch(items_of(gate), lambda item: item) as batches:
         threading.Timer(0.2, gate.put, [0]).start()
-        assert batches.take(lambda: False) == 0
-        assert 0.05 < batches.waited < PATIENCE
+        assert batches.take(lambda: False) == 0 and 0.05 < batches.waited < PATIENCE
         before = batches.waited
         threading.Timer(0.1, gate.put, [1]).start()
         assert next(batches) == 1  # as if there were no work

@@ -28,8 +28,7 @@ def test_all_examples_are_listed():
 
 def test_notebook_is_stored_with_its_results():
     """The site shows the stored results; test_notebook runs the code."""
-    notebook = json.loads(NOTEBOOK.read_text())
-    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    code = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell["outputs"]]
     assert {output["output_type"] for output in outputs} == {"stream", "execute_result", "display_data"}
@@ -247,8 +246,7 @@ def test_notebook(tmp_path, monkeypatch):
     (table,) = (d["text/markdown"] for d in data if "text/markdown" in d)
     rows = re.findall(r"^\| (\w+) \| ([\d.]+)% .* \| (\S[^|]*) \|$", table, re.MULTILINE)
     assert [(name, half) for name, _, half in rows] == [("float32", "0"), ("float16", "4 of 4"), ("bfloat16", "4 of 4")]
-    assert all(float(accuracy) >= 95 for _, accuracy, _ in rows)
-    assert sum("image/png" in d for d in data) == 1
+    assert all(float(accuracy) >= 95 for _, accuracy, _ in rows) and sum("image/png" in d for d in data) == 1
     doctor, explained = (d["text/html"] for d in data if "text/html" in d)
     assert "<iframe srcdoc" in doctor and "conv0" in doctor and "dot_general" in explained
     text = "".join(output["text"] for output in outputs if "text" in output)

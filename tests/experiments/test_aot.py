@@ -17,8 +17,7 @@ needs_plugin = pytest.mark.skipif(not HAS_PLUGIN, reason="needs JAX's CUDA plugi
 @needs_plugin
 @pytest.mark.slow
 def test_committed_limits_hold(capsys):
-    assert aot.main(["--check"]) == 0
-    assert "every figure is within its limits" in capsys.readouterr().out
+    assert aot.main(["--check"]) == 0 and "every figure is within its limits" in capsys.readouterr().out
 
 
 # ---- without the plugin
@@ -108,8 +107,7 @@ def test_kernels_of_a_program_written_by_hand():
         "out": "elementwise",
     }
     assert found["conv"].bytes == 2 * image + weights  # without the scratch memory of 4096 bytes
-    assert found["sums"].bytes == image + 2 * 16 * 4
-    assert found["out"].bytes == 2 * image
+    assert found["sums"].bytes == image + 2 * 16 * 4 and found["out"].bytes == 2 * image
     assert found["conv"].operands[0] == ("f16", (8, 4, 4, 16))
 
 
@@ -123,8 +121,7 @@ CHIPS = ("--tpu=v5e:2x2", "--config=configs/cifar10.py")
 @pytest.mark.slow
 def test_step_compiles_for_four_tpu_chips():
     options = ("--config.model.name=cifar_resnet8", "--config.data.image_size=16")
-    case = aot.Case("v5e:2x2", 64, "bf16", False, "configs/cifar10.py", options)
-    row = aot.measure_on_tpu(case)
+    row = aot.measure_on_tpu(aot.Case("v5e:2x2", 64, "bf16", False, "configs/cifar10.py", options))
     assert (row["chips"], row["fused"], row["kind"]) == (4, False, "TPU v5 lite")
     # All gradients, statistics and metrics in one sum, in float32.
     assert row["all_reduces"]["calls"][0] == 1 and set(row["all_reduces"]) == {"calls", "f32"}

@@ -33,8 +33,7 @@ def test_tiny_form_runs_every_part(tmp_path):
     times = [row["ms"] for row in rows]
     assert len(rows) == 10 and times == sorted(times, reverse=True) and all(row["bytes"] > 0 for row in rows)
     assert sum(traced["ms_by_kind"].values()) == pytest.approx(traced["ms_of_all_kernels"])
-    assert list((tmp_path / "traces" / "fp16").rglob("*.xplane.pb"))
-    assert found["digits"]["examples"] == 360
+    assert list((tmp_path / "traces" / "fp16").rglob("*.xplane.pb")) and found["digits"]["examples"] == 360
     text = (tmp_path / "gpu_try.md").read_text()
     for heading in ("Steps of", "Numerics", "Beside other libraries", "Costs", "Kernels", "Fed with JPEGs", "Digits"):
         assert f"## {heading}" in text
@@ -78,8 +77,7 @@ def test_part_that_fails_hangs_or_dies_keeps_the_others(tmp_path, monkeypatch, c
     assert rows == {"first": [1], "hangs": [2], "last": [3]}
     assert "ValueError: no such kernel" in document["failed"]["raises"]
     assert "cut off after" in document["failed"]["hangs"] and "exit status -9" in document["failed"]["dies"]
-    again = gpu.Report(tmp_path / "gpu_made.json", keep=True)
-    again.add("raises", {"rows": [4]}, "")
+    gpu.Report(tmp_path / "gpu_made.json", keep=True).add("raises", {"rows": [4]}, "")
     kept = json.loads((tmp_path / "gpu_made.json").read_text())
     assert set(kept["parts"]) == {"first", "hangs", "last", "raises"} and set(kept["failed"]) == {"hangs", "dies"}
 

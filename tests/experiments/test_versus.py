@@ -1,18 +1,15 @@
-"""Contenders of `experiments.benchmark --versus`: equal weights and losses, and no trouble from who is not there."""
+"""The benchmark: its times, and contenders of --versus with equal losses and no trouble from who is not there."""
 
 import dataclasses
 import json
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 from experiments import benchmark
 from experiments.lib import runs
-from experiments.timing import ours, peers, pytorch
-from experiments.timing.task import cross_entropy
-from mixedres import models, precision
+from experiments.timing import ours, pytorch, turns
 from tests.train import run_cases
 
 TINY = ["--models=cifar_resnet8", "--image_size=16", "--batch=8", "--num_classes=10", "--loss_steps=4"]
@@ -65,23 +62,6 @@ def test_pytorch_evaluates_and_predicts_as_we_do(kind, model, size):
     np.testing.assert_allclose(theirs.take(1), ours.PASSES[kind](task, "fp32", "fp32").take(2), rtol=1e-5)
 
 
-def test_evaluation_and_prediction_have_the_loss_of_the_networks_logits(monkeypatch):
-    run_cases.shrink(monkeypatch)
-    task = trained("cifar_resnet8", 16)
-    model = models.create(task.model, num_classes=10, policy=precision.get("fp32").policy)
-    variables = {"params": task.params, "batch_stats": task.batch_stats}
-    logits = jax.jit(lambda v: model.apply(v, task.normalized, train=False))(variables)
-    expected = float(optax.softmax_cross_entropy_with_integer_labels(logits, task.labels).mean())
-    for kind in ("evaluation", "prediction"):
-        np.testing.assert_allclose(ours.PASSES[kind](task, "fp32", "fp32").take(2), expected, rtol=1e-5)
-
-
-def test_probability_of_zero_has_a_finite_cross_entropy():
-    probabilities = np.float32([[0.5, 0.5, 0.0], [0.25, 0.0, 0.75]])
-    np.testing.assert_allclose(cross_entropy(probabilities, np.int32([0, 0])), 1.5 * np.log(2), rtol=1e-6)
-    assert 10 < cross_entropy(probabilities, np.int32([2, 1])) < np.inf
-
-
 def test_who_is_missing_is_named_and_the_others_go_on(tmp_path, monkeypatch, capsys):
     run_cases.shrink(monkeypatch)
     monkeypatch.setattr(pytorch, "torch", None)
@@ -96,26 +76,53 @@ def test_who_is_missing_is_named_and_the_others_go_on(tmp_path, monkeypatch, cap
     assert [(row["pass"], row["contender"]) for row in result["rows"]] == [(kind, "mixedres, fp32") for kind in passes]
     _, evaluation, prediction = (row["loss"] for row in result["rows"])
     np.testing.assert_allclose(evaluation, prediction, rtol=1e-5)
-    assert (tmp_path / "versus_test.png").exists()
-    assert len(result["did_not_take_part"]) == 4
+    assert (tmp_path / "versus_test.png").exists() and len(result["did_not_take_part"]) == 4
 
 
-def test_table_has_our_time_over_that_of_pytorchs_faster_form():
-    def row(kind, dtype, contender, step_ms):
-        ratio, cpu_ratio = ({"ratio": ours / step_ms, "interval": [0.0, 9.0]} for ours in (100, 110))
-        where = {"model": "resnet101", "batch_size": 8, "image_size": 64, "pass": kind, "dtype": dtype}
-        where |= {"contender": contender, "step_ms": step_ms}
-        return where | {"ours_to_this": ratio, "ours_to_this_cpu": cpu_ratio}
+SMALL = ["--config.model.name=cifar_resnet8", "--config.data.image_size=8", "--config.batch_size=16"]
 
-    rows = [row("training", "bf16", "mixedres, bf16", 100), row("training", "bf16", "mixedres, bf16_rewrite", 20)]
-    rows += [row("training", "bf16", "PyTorch, eager", 400), row("training", "bf16", "PyTorch, compiled", 200)]
-    rows += [row("evaluation", "fp32", "mixedres, fp32", 100), row("evaluation", "fp32", "PyTorch, eager", 80)]
-    rows += [row("prediction", "fp32", "mixedres, fp32", 100)]  # PyTorch did not take part
-    rows += [row("training", "tf32", "mixedres, tf32", 100), row("training", "tf32", "PyTorch, eager", 80)]
-    found = peers.passes({"rows": rows}, {}, "A processor")
-    assert [row["dtype"] for row in found] == ["bf16", "fp32"]
-    assert peers.ranges(found) == "bf16 0.50 to 0.50"
-    assert peers.table(found)[2:] == [
-        "| resnet101, 8 of 64 px |  |  | 0.50 | 0.55 |",
-        "| resnet101, 8 of 64 px, evaluation | 1.25 | 1.38 |  |  |",
-    ]
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "RESULTS", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_benchmark_tells_what_was_timed(results, monkeypatch, capsys):
+    run_cases.shrink(monkeypatch, blocks=1)
+    arguments = ["--config=configs/digits.py", "--presets=fp32,fp16", "--rounds=3", "--steps=2", "--data=pipeline"]
+    assert benchmark.main([*arguments, "--name=small", "--config.num_devices=2", *SMALL]) == 0
+    told = json.loads((results / "benchmark_small.json").read_text())
+    assert (results / "benchmark_small.png").stat().st_size > 3000
+    fp32, fp16 = told["rows"]
+    for row in (fp32, fp16):
+        low, high = row["step_ms_range"]
+        assert 0 < low <= row["step_ms"] <= high
+        assert row["images_per_second"] == pytest.approx(16e3 / row["step_ms"])
+        assert row["step_bytes"] > row["temp_bytes"] > 0
+    assert fp32["speedup"] == {} and fp16["speedup"]["fp32"]["ratio"] > 0
+    assert told["device"]["count"] == 2 and "xla_force_host_platform" in told["xla_flags"]
+    assert "| `fp16` |" in capsys.readouterr().out
+
+
+class Fails(turns.Timed):
+    """A program that takes so many steps and then runs out of memory."""
+
+    def __init__(self, name, steps):
+        super().__init__(name)
+        self.left = steps
+
+    def take(self, steps):
+        self.left -= steps
+        if self.left < 0:
+            raise MemoryError("no memory left\nand a long story")
+
+
+def test_who_fails_in_the_timing_takes_no_further_part(capsys):
+    one, other = Fails("one", 100), Fails("other", 7)
+    left = [one, other]
+    failed = turns.take_turns(left, rounds=4, steps=2)
+    assert failed == ["other: MemoryError: no memory left"] and left == [one]
+    assert len(one.seconds) == len(one.cpu_seconds) == 4 and len(other.seconds) == len(other.cpu_seconds) == 2
+    assert capsys.readouterr().out.count("other") == 2

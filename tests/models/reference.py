@@ -32,8 +32,7 @@ def _padded(x, size, stride, padding, value):
 
 
 def _windows(x, size, stride):
-    windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(1, 2))
-    return windows[:, ::stride, ::stride]
+    return np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(1, 2))[:, ::stride, ::stride]
 
 
 def relu(x):
@@ -48,11 +47,9 @@ def batch_norm_train(x, scale, bias, running_mean, running_var, momentum, epsilo
     """(output, new running mean, new running variance); what is stored is the unbiased variance."""
     axes = tuple(range(x.ndim - 1))
     mean = x.mean(axes)
-    var = ((x - mean) ** 2).mean(axes)
-    y = batch_norm_eval(x, scale, bias, mean, var, epsilon)
+    y = batch_norm_eval(x, scale, bias, mean, ((x - mean) ** 2).mean(axes), epsilon)
     new_mean = momentum * running_mean + (1 - momentum) * mean
-    new_var = momentum * running_var + (1 - momentum) * x.var(axes, ddof=int(unbiased))
-    return y, new_mean, new_var
+    return y, new_mean, momentum * running_var + (1 - momentum) * x.var(axes, ddof=int(unbiased))
 
 
 def batch_norm_grads(x, scale, y_grad, epsilon):

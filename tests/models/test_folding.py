@@ -50,8 +50,7 @@ def test_folded_network_is_as_near_to_float64(preset):
 
 
 def test_kernels_have_the_dtype_of_their_layer():
-    options = get("bf16", keep_float32="^/head$").network_options
-    model = create("cifar_resnet8", num_classes=3, **options)
+    model = create("cifar_resnet8", num_classes=3, **get("bf16", keep_float32="^/head$").network_options)
     network, given = for_inference(model, random_variables(model), fold=True)
     assert not network.folded  # a layer that stays float32 forbids folding
     params = given["params"]

@@ -1,4 +1,4 @@
-"""BatchNorm against its definition in float64, against flax's, and across devices."""
+"""BatchNorm, across devices too, and the normalization of images against their definitions in float64."""
 
 from functools import partial
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from mixedres.models import normalization
 from mixedres.models.layers import BatchNorm
 from tests.models import reference
 from tests.models.networks import FULL, MESH, relative
@@ -52,10 +53,7 @@ def _train(norm, variables, x):
 # output are larger by |x| / deviation.
 @pytest.mark.parametrize(
     ("dtype", "shape", "momentum", "bounds"),
-    [
-        ("float32", (64, 7), 0.3, (2e-6, 1e-6, 1e-6)),
-        ("float64", SHAPE, 0.9, (1e-14,) * 3),
-    ],
+    [("float32", (64, 7), 0.3, (2e-6, 1e-6, 1e-6)), ("float64", SHAPE, 0.9, (1e-14,) * 3)],
 )
 def test_train_output_and_running_averages(dtype, shape, momentum, bounds):
     with jax.enable_x64(dtype == "float64"):
@@ -69,8 +67,7 @@ def test_train_output_and_running_averages(dtype, shape, momentum, bounds):
 @pytest.mark.parametrize("policy", [MIXED, HALF], ids=["mixed", "half"])
 def test_float16_inputs_around_300(policy):
     """Their squares overflow float16: a float16 variance is inf and the output 0."""
-    rng = np.random.default_rng(3)
-    x = np.float16(300 + 300 * rng.normal(size=(32, 8, 8, 4)))
+    x = np.float16(300 + 300 * np.random.default_rng(3).normal(size=(32, 8, 8, 4)))
     variables = _variables(features=4)
     norm = BatchNorm(policy, momentum=0.0, epsilon=EPSILON, unbiased=False)
     train, updates = norm.apply(variables, x, True, mutable=["batch_stats"])  # without jit, which rounds elsewhere
@@ -92,15 +89,11 @@ def test_float16_inputs_around_300(policy):
 
 def test_rounding_never_makes_a_variance_negative():
     """E[x²] - E[x]² of equal values is rounding alone, of either sign: the root would be NaN."""
-    values = np.float32(np.linspace(100, 1000, 64))
-    x = np.broadcast_to(values, (240, 64))
-    variables = _variables(features=64)
-    norm = BatchNorm(FULL, momentum=0.0, epsilon=1e-5)
-    y, stats = _train(norm, variables, x)
+    x = np.broadcast_to(np.float32(np.linspace(100, 1000, 64)), (240, 64))
+    y, stats = _train(BatchNorm(FULL, momentum=0.0, epsilon=1e-5), _variables(features=64), x)
     unclipped = jnp.square(x).mean(0) - jnp.square(jnp.mean(x, 0))
     assert unclipped.min() < -1e-3  # there is something to clip
-    assert stats["var"].min() == 0
-    assert np.isfinite(y).all()
+    assert stats["var"].min() == 0 and np.isfinite(y).all()
 
 
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
@@ -135,3 +128,38 @@ def test_gradients_follow_the_formula_over_devices():
     # Sums of 240 terms that largely cancel: an order above the output's error.
     for found, wanted in zip((x_grad, params_grad["scale"], params_grad["bias"]), expected, strict=True):
         assert relative(found, wanted) < 1e-5
+
+
+# The reference's means, and deviations that are all different.
+MEAN, STD = (123.68, 116.78, 103.94), (58.4, 57.1, 0.5)
+
+
+def per_image(x):
+    """tf.image.per_image_standardization in float64, an image at a time."""
+    x = np.asarray(x, np.float64)
+    return np.stack([(image - image.mean()) / max(image.std(), 1.0 / np.sqrt(image.size)) for image in x])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_images_are_normalized_by_channel_or_each_by_itself(dtype):
+    """Random images with both ends of the range in every channel, each image with a mean and a deviation of its own."""
+    x = np.random.default_rng(0).integers(0, 256, (6, 9, 7, 3))
+    x[1] //= 4
+    x[2] = 100 + x[2] // 2
+    x[:, 0, 0], x[:, 0, 1] = 0, 255
+    x = x.astype(dtype)
+    by_channel, each = jax.jit(lambda x: (normalization(MEAN, STD)(x), normalization(None, None)(x)))(x)
+    assert by_channel.dtype == each.dtype == jnp.float32
+    # Black too: uint8 has no negative numbers.
+    np.testing.assert_allclose(by_channel, (x.astype(np.float64) - MEAN) / STD, rtol=3e-7, atol=2e-5)
+    np.testing.assert_allclose(each, per_image(x), rtol=2e-5, atol=2e-6)
+
+
+def test_smallest_deviation():
+    """1 / sqrt(192) takes the place of a smaller one: images of one color become zeros."""
+    x = np.zeros((5, 8, 8, 3), np.float32) + np.float32([0, 1, 127, 255, 0])[:, None, None, None]
+    x[4, 3, 3, 1] = 0.01
+    assert x[4].std() < 1 / np.sqrt(192)
+    found = jax.jit(normalization(None, None))(x)
+    np.testing.assert_array_equal(found[:4], 0)
+    np.testing.assert_allclose(found, per_image(x), rtol=1e-5, atol=1e-8)

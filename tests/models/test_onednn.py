@@ -21,14 +21,9 @@ needs_bfloat16 = pytest.mark.skipif(
 )
 # (map, size and filters, stride, padding): odd and even maps, TensorFlow's padding, maps smaller than the kernel,
 # images of three colors.
-CASES = [
-    ((2, 7, 6, 16), (3, 5), 1, ((1, 1), (1, 1))),
-    ((2, 7, 6, 16), (3, 5), 2, ((1, 1), (1, 1))),
-    ((2, 8, 8, 16), (3, 5), 2, ((0, 1), (0, 1))),
-    ((3, 2, 2, 32), (3, 16), 1, ((1, 1), (1, 1))),
-    ((3, 4, 3, 32), (3, 16), 2, ((1, 1), (1, 1))),
-    ((2, 13, 12, 3), (7, 8), 2, ((3, 3), (3, 3))),
-]
+CASES = [((2, 7, 6, 16), (3, 5), 1, ((1, 1), (1, 1))), ((2, 7, 6, 16), (3, 5), 2, ((1, 1), (1, 1)))]
+CASES += [((2, 8, 8, 16), (3, 5), 2, ((0, 1), (0, 1))), ((3, 2, 2, 32), (3, 16), 1, ((1, 1), (1, 1)))]
+CASES += [((3, 4, 3, 32), (3, 16), 2, ((1, 1), (1, 1))), ((2, 13, 12, 3), (7, 8), 2, ((3, 3), (3, 3)))]
 
 
 def xla_convolution(x, kernel, stride, around, precision):
@@ -115,8 +110,7 @@ def test_bfloat16_results_and_gradients_are_rounded_once(convolution, dtype, cas
 
 @needs_bfloat16
 def test_onednn_computes_every_convolution_of_a_step():
-    shape = (64, 8, 8, 16)
-    x = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((64, 8, 8, 16), jnp.bfloat16)
     k = jax.ShapeDtypeStruct((3, 3, 16, 16), jnp.bfloat16)
 
     def text(convolution):
@@ -208,7 +202,7 @@ def test_commands_use_onednn_where_it_was_measured_to_be_faster(instructions, wi
     assert not compiler_options(found["bf16"], "gpu") and not compiler_options(networks["bf16"], "cpu")
 
 
-def test_onednn_needs_500_steps_a_dtype_it_knows_and_a_new_jax(monkeypatch):
+def test_onednn_needs_500_steps_a_dtype_and_options_it_knows_and_a_new_jax(monkeypatch):
     monkeypatch.setattr(models.onednn, "knows_options", lambda *options: True)
     monkeypatch.setattr(models.onednn.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(models.onednn, "_FIRST_JAX", (0, 1))
@@ -217,9 +211,6 @@ def test_onednn_needs_500_steps_a_dtype_it_knows_and_a_new_jax(monkeypatch):
     assert not models.onednn.is_faster(jnp.bfloat16, 499)
     monkeypatch.setattr(models.onednn, "_FIRST_JAX", (99,))
     assert not models.onednn.is_faster(jnp.float32, 1000)
-
-
-def test_option_that_xla_does_not_have_is_no_error(monkeypatch):
     monkeypatch.setattr(jax_compat, "_SOUND", {"xla_cpu_no_such_option": True})
     assert jax_compat.sound_options("cpu") == {}
 

@@ -117,17 +117,6 @@ def test_image_without_a_batch_is_refused_as_before(size):
         operations.convolution(jnp.ones((8, 8, 3)), jnp.ones((size, size, 3, 4)), 1)
 
 
-def test_batch_is_divided_into_equal_pieces_for_the_cache():
-    def pieces(batch, side, channels, filters, stride=1):
-        shapes = (batch, side, side, channels), (3, 3, channels, filters)
-        return operations._pieces(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes), stride)
-
-    assert pieces(128, 32, 16, 16) == 8 and pieces(32, 32, 16, 16) == 2 and pieces(32, 16, 32, 32) == 1
-    assert pieces(32, 32, 3, 16) == 2 and pieces(32, 32, 16, 32, stride=2) == 2
-    # Without a divisor that is large enough, the largest of those up to 16.
-    assert pieces(7, 64, 64, 64) == 7 and pieces(34, 64, 64, 64) == 2 and pieces(1, 512, 64, 64) == 1
-
-
 def test_further_derivatives_of_the_cpu_form(small_pieces):
     """Of the only form that has a derivative of its own."""
     x, kernel, _ = arrays(PIECES[0], "float32")
@@ -176,12 +165,7 @@ def test_cpu_pool_has_the_same_maxima_and_ties(dtype, use_onednn, padding):
 
 @pytest.mark.parametrize(
     ("extent", "size", "stride", "expected"),
-    [
-        (56, 3, 2, (0, 1)),
-        (57, 3, 2, (1, 1)),
-        (224, 7, 2, (2, 3)),
-        (8, 1, 2, (0, 0)),
-    ],
+    [(56, 3, 2, (0, 1)), (57, 3, 2, (1, 1)), (224, 7, 2, (2, 3)), (8, 1, 2, (0, 0))],
 )
 def test_padding_of_tensorflow(extent, size, stride, expected):
     """What its documentation of 'SAME' says, and jax.lax.padtype_to_pads."""
@@ -190,16 +174,13 @@ def test_padding_of_tensorflow(extent, size, stride, expected):
     assert operations.pads(extent, size, stride, "pytorch") == (size // 2, size // 2)
 
 
-def test_cpu_relu_equals_relu():
+def test_cpu_relu_equals_relu_and_with_onednn_selects_in_float32():
     x = np.float32([-np.inf, -1.0, -0.0, 0.0, 1e-45, 2.0, np.inf, np.nan])
     ours, theirs = (
         jax.jit(on(platform, jax.vmap(jax.value_and_grad(operations.relu))))(x) for platform in ("cpu", None)
     )
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     assert jax.eval_shape(operations.relu, x.astype(np.float16)).dtype == jnp.float16
-
-
-def test_bfloat16_relu_with_onednn_selects_in_float32_and_has_the_same_bits():
     values = np.arange(2**16, dtype=np.uint16).view(jnp.bfloat16)  # all of them
     x, g = jnp.asarray(values), jnp.asarray(np.random.default_rng(0).permutation(values))
 

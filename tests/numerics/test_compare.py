@@ -62,8 +62,7 @@ def test_hidden_infinity_of_a_divisor_is_named():
     """A sum above 65504 that only divides: 1 / inf = 0."""
 
     def fn(x):
-        total = jnp.full(1000, 100, F16).sum()
-        return (x.astype(F16) / total).astype(jnp.float32)
+        return (x.astype(F16) / jnp.full(1000, 100, F16).sum()).astype(jnp.float32)
 
     report = compare(fn, normal(0, (4,)), dtype=None)
     ((array, by),) = report.hidden
@@ -101,8 +100,7 @@ def test_casts_of_a_helper_have_the_line_of_their_caller():
 
 
 def nearest(codes, x):
-    d = half(jnp.square(codes).sum(-1))[None] - half(2 * x @ codes.T)
-    return codes[jnp.argmin(d, -1)]
+    return codes[jnp.argmin(half(jnp.square(codes).sum(-1))[None] - half(2 * x @ codes.T), -1)]
 
 
 def slots(codes, x):
@@ -111,8 +109,7 @@ def slots(codes, x):
 
 
 def window(codes, x):
-    start = half(x[:, 0]).sum()
-    return jax.lax.dynamic_slice(jnp.sin(jnp.arange(3e4)), (start.astype(jnp.int32),), (1,))
+    return jax.lax.dynamic_slice(jnp.sin(jnp.arange(3e4)), (half(x[:, 0]).sum().astype(jnp.int32),), (1,))
 
 
 @pytest.mark.parametrize(("fn", "primitive"), [(nearest, "sub"), (slots, "cumsum"), (window, "reduce_sum")])
@@ -133,17 +130,6 @@ def test_rounding_to_a_grid_is_a_selection(fn):
     off = np.asarray(fn(half(x * 50)), np.float64) - np.asarray(fn(x * 50), np.float64)
     assert report.error == pytest.approx(np.linalg.norm(off) / np.linalg.norm(fn(x * 50)), rel=1e-3)
     assert report.is_fine and (not report.error or report.contributors[0].selected > 0.9)
-
-
-def test_divisor_from_outside_that_becomes_half_is_named():
-    def fn(h, n):
-        with jax.named_scope("mean"):
-            return h.astype(F16) / n.astype(F16)[:, None]
-
-    report = compare(fn, normal(0, (16, 8)), jnp.asarray([70000.0, *[5.0] * 15]), dtype=None)
-    assert [(array.cast_of, by.primitive) for array, by in report.hidden] == [("div", "div")]
-    report = compare(fn, normal(0, (16, 8)), jnp.asarray([1e-7, *[5e-7] * 15]), dtype=None)
-    assert not report.is_fine and report.contributors[0].row.path == "mean"
 
 
 def distances(a, b, precision=None):
@@ -294,8 +280,7 @@ def test_bodies_of_reductions_become_float32():
         return jax.lax.reduce(h, F16(0), lambda a, b: a + b * F16(1), (0,)), jnp.zeros(8, F16).at[:3].add(h[0, :3])
 
     report = compare(fn, normal(0, (8, 8)))
-    assert report.is_fine and 0 < report.error < 0.01
-    assert row(report, "reduce").own > 0
+    assert report.is_fine and 0 < report.error < 0.01 and row(report, "reduce").own > 0
 
 
 def test_float32_products_of_accelerators_are_not_tf32():
@@ -323,16 +308,6 @@ def test_page_escapes_names(tmp_path):
     compare(jax.named_call(jnp.dot, name="<b>"), X, X).to_html(tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert "&lt;b&gt;" in text and "<b>" not in text and "dot_general" in text
-
-
-def test_text_counts_the_rows_of_the_page(tmp_path):
-    """A product and the casts of its operands are a row of the text, and three of the page."""
-    report = compare(lambda x, y: jnp.sqrt(x @ y), normal(0, (4, 4)) ** 2, normal(1, (4, 4)) ** 2)
-    report.to_html(tmp_path / "page.html")
-    shares = re.findall(r"<tr><td>([\d.]+) %", (tmp_path / "page.html").read_text())
-    assert f"; all {len(shares)} operations by themselves" in str(report) and len(shares) == 4
-    [shown] = [float(line.split()[0]) for line in str(report).splitlines() if re.match(r"\d+ % ", line)]
-    assert sum(map(float, shares)) == pytest.approx(shown, abs=0.5)
 
 
 X = np.ones((4, 4), np.float32)
@@ -409,8 +384,7 @@ def test_flipped_comparisons_of_a_healthy_network_are_explained():
     def loss(weights, x):
         for w in weights[:-1]:
             x = jax.nn.relu(x @ w)
-        logits = x @ weights[-1]
-        return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1).mean()
+        return -jnp.take_along_axis(jax.nn.log_softmax(x @ weights[-1]), labels[:, None], 1).mean()
 
     report = compare(loss, weights, x, dtype="bf16", of="grad", scale=2.0**10)
     assert report.is_fine and not report.advice, str(report)

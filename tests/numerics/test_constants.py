@@ -93,6 +93,9 @@ HEALTHY = [
     lambda h: jax.nn.softmax(jnp.where(h > 0, h, -1e9)),
     lambda h: jax.nn.softmax(jnp.where(h > 0, h, -jnp.inf)),
     lambda h: jnp.maximum(jax.nn.relu(h), 0) ** 0.45,
+    lambda h: jnp.sqrt(jnp.maximum(h, 1e-8)),
+    lambda h: h / (1e-3 + jnp.abs(h)),
+    lambda h: jnp.maximum(h, 0) / 3,
     lambda h: 1 / (jnp.zeros((), h.dtype) + jnp.square(h).sum()),
     lambda h: jnp.log(sum(jnp.abs(h), start=jnp.zeros(16, h.dtype))),
     lambda h: jnp.log(jax.lax.scan(lambda c, x: (c + abs(x), None), jnp.zeros(16, h.dtype), h)[0]),
@@ -105,7 +108,7 @@ HEALTHY = [
 
 
 @pytest.mark.parametrize(
-    ("fn", "dtype"), [*((fn, None) for fn in HEALTHY), *((fn, "bf16") for fn in (HEALTHY[2], *HEALTHY[10:]))]
+    ("fn", "dtype"), [*((fn, None) for fn in HEALTHY), *((fn, "bf16") for fn in (HEALTHY[2], *HEALTHY[13:]))]
 )
 def test_constants_of_healthy_programs_are_fine(fn, dtype):
     report = compare(fn, X.astype(BF16 if dtype == "bf16" else F16), dtype=dtype)
@@ -135,8 +138,7 @@ def test_other_threads_are_traced_as_ever_and_an_error_leaves_nothing():
 
 def test_parameters_of_modules_are_no_constants():
     nnx = pytest.importorskip("flax.nnx")
-    report = compare(lambda x: jax.lax.convert_element_type(nnx.Param(x), F16), X, dtype=None)
-    assert report.is_fine
+    assert compare(lambda x: jax.lax.convert_element_type(nnx.Param(x), F16), X, dtype=None).is_fine
 
 
 def normalized(h):
@@ -182,24 +184,6 @@ def test_constant_that_became_zero_is_followed(fn, meets):
     assert report.error < 0.01 and not report.is_fine and f"the result meets {meets}." in report.zeros[0]
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [
-        lambda h: jnp.sqrt(jax.nn.relu(h)),
-        lambda h: jnp.sqrt(jnp.maximum(h, 1e-8)),
-        lambda h: h / (1e-3 + jnp.abs(h)),
-        lambda h: jax.nn.softmax(jnp.where(jnp.tri(8, 16, dtype=bool), h, -jnp.inf)),
-        lambda h: jnp.maximum(h, 0) / 3,
-    ],
-)
-def test_zeros_and_infinities_that_were_meant_are_fine(fn):
-    report = compare(lambda x: fn(x.astype(F16)), X, dtype=None)
-    assert report.is_fine and not report.zeros and "constant" not in report.verdict
-
-
 def test_constants_of_a_half_function_are_named_under_autocast_too():
-    def norm(x):
-        return x / jnp.sqrt(jnp.square(x).mean() + 1e-8)
-
-    report = compare(norm, np.full(4, 1e-5, F16))
+    report = compare(lambda x: x / jnp.sqrt(jnp.square(x).mean() + 1e-8), np.full(4, 1e-5, F16))
     assert report.is_half and not report.is_fine and "a constant is 0 in float16" in report.zeros[0]

@@ -21,8 +21,7 @@ KINDS = ["activation", "gradient", "weight gradient", "parameter"]
 
 
 def loss(params, x):
-    hidden = numerics.tap(x @ params["b"], "b")
-    return jnp.mean(numerics.tap(hidden @ params["a"], "a") ** 2)
+    return jnp.mean(numerics.tap(numerics.tap(x @ params["b"], "b") @ params["a"], "a") ** 2)
 
 
 def by_name(report):
@@ -36,13 +35,9 @@ def test_tensors_are_counted_in_order_of_execution():
     rows = by_name(report)
     hidden = X @ PARAMS["b"]
     out = hidden @ PARAMS["a"]
-    expected = {
-        ("activation", "b"): hidden,
-        ("gradient", "a"): 2 * out / out.size,
-        ("gradient", "b"): 2 * out / out.size @ PARAMS["a"].T,
-        ("weight gradient", "a"): hidden.T @ (2 * out / out.size),
-        ("parameter", "a"): PARAMS["a"],
-    }
+    expected = {("activation", "b"): hidden, ("gradient", "a"): 2 * out / out.size}
+    expected |= {("gradient", "b"): 2 * out / out.size @ PARAMS["a"].T}
+    expected |= {("weight gradient", "a"): hidden.T @ (2 * out / out.size), ("parameter", "a"): PARAMS["a"]}
     for key, array in expected.items():
         exponents = np.floor(np.log2(np.abs(array.astype(np.float64))))
         assert (rows[key].exponents.top, rows[key].exponents.bottom) == (exponents.max(), exponents.min())
@@ -120,7 +115,7 @@ def test_half_activations_and_a_loss_without_taps_are_noted():
     assert [row.kind for row in bare.rows] == ["weight gradient", "parameter"]
 
 
-def test_some_names_alone_integers_and_more_results():
+def test_trees_may_contain_functions_integers_and_more_results():
     params = PARAMS | {"table": np.arange(4)}
 
     def fn(params, x, labels):
@@ -128,6 +123,12 @@ def test_some_names_alone_integers_and_more_results():
 
     report = examine(fn, params, X, np.arange(3), select="^a$", has_aux=True)
     assert [(row.kind, row.name) for row in report.rows] == [(kind, "a") for kind in KINDS]
+    x = normal(0, (8, 4))
+    tree = {"weight": jnp.eye(4), "activation": jnp.tanh, "width": 4}
+    report = examine(lambda p, x: jnp.mean(p["activation"](x @ p["weight"])), tree, x)
+    assert [row.name for row in report.rows if row.kind == "parameter"] == ["weight"]
+    with pytest.raises(ValueError, match="no floating-point array to differentiate: f is PjitFunction"):
+        examine(lambda p, x: x.sum(), {"f": jnp.sin}, x)
 
 
 @jax.custom_vjp
@@ -157,15 +158,6 @@ ruled.defvjp(lambda x: (ruled(x), None), lambda _, g: (2 * g,))
 def test_mistakes_are_refused(fn, params, options, message):
     with pytest.raises(ValueError, match=message):
         examine(fn, params, X, **options)
-
-
-def test_parameter_trees_may_contain_functions():
-    x = normal(0, (8, 4))
-    tree = {"weight": jnp.eye(4), "activation": jnp.tanh, "width": 4}
-    report = examine(lambda p, x: jnp.mean(p["activation"](x @ p["weight"])), tree, x)
-    assert [row.name for row in report.rows if row.kind == "parameter"] == ["weight"]
-    with pytest.raises(ValueError, match="no floating-point array to differentiate: f is PjitFunction"):
-        examine(lambda p, x: x.sum(), {"f": jnp.sin}, x)
 
 
 def hidden_gradients(log2_input, log2_loss):
@@ -207,8 +199,7 @@ def test_scale_with_an_overflow_inside_is_not_recommended():
     assert largest == report.to_json()["max_safe_log2_scale"] and f"largest safe:    2**{largest}" in report.to_text()
     finite = [np.isfinite(error_of_half(loss, params, batch, log2_scale)) for log2_scale in (largest, largest + 1)]
     assert finite == [True, False] and report.limits.limited_by is None is not counted.limits.limited_by
-    has_aux = examine(lambda *args: (loss(*args), args), params, *batch, has_aux=True)
-    assert has_aux.trials == report.trials
+    assert examine(lambda *args: (loss(*args), args), params, *batch, has_aux=True).trials == report.trials
 
 
 def test_scale_in_use_is_tried():
@@ -261,10 +252,7 @@ def test_complex_parameters_count_as_two_real_numbers():
     params = {"w": real + 1j * imaginary, "v": PARAMS["a"]}
     assert params["w"].dtype == np.complex64
 
-    def fn(params, x):
-        return jnp.mean(jnp.square(jnp.abs(x @ params["w"]) @ params["v"]))
-
-    report = examine(fn, params, X)
+    report = examine(lambda params, x: jnp.mean(jnp.square(jnp.abs(x @ params["w"]) @ params["v"])), params, X)
     size = np.abs(np.float64(X) @ params["w"])
     scaled = X.T @ ((2 * size @ params["v"] / 32) @ params["v"].T * (X @ params["w"]) / size)
     rows = by_name(report)

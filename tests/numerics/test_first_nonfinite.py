@@ -38,8 +38,7 @@ def test_statistics_agree_with_numpy(dtype):
     assert not argument.finite and argument.largest == np.abs(wide[np.isfinite(wide)]).max()
     assert result.finite and result.shape == (5, 3) and result.dtype == dtype
     np.testing.assert_allclose(result.largest, np.abs(product).max(), rtol=2 * float(jnp.finfo(dtype).eps))
-    assert find(finding, "after", "tanh").largest <= 1
-    assert str(finding) == "all results are finite"
+    assert find(finding, "after", "tanh").largest <= 1 and str(finding) == "all results are finite"
     assert finding.origin is None and finding.nonfinite_results == ()  # what is not finite reaches no result
 
 
@@ -58,8 +57,7 @@ def test_first_of_two_overflows_is_blamed():
     origin = finding.origin
     assert (origin.array.path, origin.array.primitive, origin.array.largest) == ("first", "mul", 2000.0)
     assert [(row.path, row.largest) for row in origin.inputs] == [("fine", 600.0)]
-    assert finding.nonfinite_results == ("a", "b")
-    assert (origin.devices, origin.iterations) == ((), ())
+    assert finding.nonfinite_results == ("a", "b") and (origin.devices, origin.iterations) == ((), ())
     words = "first, forward: mul, float16[2], at "
     assert words in str(finding) and "; results that are not finite: a, b. Try keep_float32='^/first(/|$)'" in str(
         finding
@@ -98,13 +96,15 @@ def test_hidden_infinity_is_named(fn, primitive):
     )
 
 
-def test_factor_of_a_derivative_is_backward():
+def test_gradients_are_backward_and_advise_a_smaller_scale():
     """The derivative of a norm at 0 divides in the forward pass, at a line without a division."""
     origin = first_nonfinite(jax.grad(lambda x: 2 * jnp.linalg.norm(x)), zeros(3)).origin
     assert origin.array.primitive == "div" and origin.array.direction.startswith("backward (a factor")
     assert "backward (a factor of the derivative, computed in the forward pass): div" in str(origin)
     origin = first_nonfinite(jax.grad(lambda x: jnp.sqrt(jnp.exp(x)).sum()), full(3, 100.0)).origin
     assert (origin.array.primitive, origin.array.direction) == ("exp", "forward")
+    origin = first_nonfinite(jax.grad(lambda x: (x.astype(jnp.float32) * 1e5).sum()), ones((2,), F16)).origin
+    assert (origin.array.direction, origin.advice) == ("backward", "Try a smaller loss scale")
 
 
 def test_direction_is_known_inside_checkpoint_and_custom_rules():
@@ -133,26 +133,19 @@ def test_iteration_of_a_scan_is_named(reverse):
             carry = carry * x
         return carry, jnp.sin(carry)
 
-    def fn(x):
-        return jax.lax.scan(body, F16(10), x, reverse=reverse)
-
     # 10, 100, ..., and the fifth product is 1e6; in reverse the third is, at position 3 of 6.
     x = jnp.asarray([10, 10, 10, 10, 10, 10] if not reverse else [1, 1, 1, 200, 200, 10], F16)
-    finding = first_nonfinite(fn, x)
+    finding = first_nonfinite(lambda x: jax.lax.scan(body, F16(10), x, reverse=reverse), x)
     origin = finding.origin
     assert ", in iteration 3; results that are not finite: 0, 1. " in str(finding)
-    assert (origin.array.path, origin.array.primitive) == ("grow", "mul")
-    assert origin.iterations == (3,)
+    assert (origin.array.path, origin.array.primitive) == ("grow", "mul") and origin.iterations == (3,)
     assert [row.largest for row in origin.inputs] == ([10000.0, 10.0] if not reverse else [20000.0, 200.0])
 
 
 def test_nested_scans_and_an_infinite_slice():
     def fn(x):
-        def inner(carry, part):
-            return carry + part, None
-
         def outer(carry, rows):
-            return jax.lax.scan(inner, carry, rows)[0], None
+            return jax.lax.scan(lambda carry, part: (carry + part, None), carry, rows)[0], None
 
         return jax.lax.scan(outer, jnp.float32(0), x)[0]
 
@@ -210,11 +203,6 @@ def test_equal_layers_are_told_apart_by_number_and_caller():
     )
 
 
-def test_gradient_beyond_float16_advises_a_smaller_scale():
-    origin = first_nonfinite(jax.grad(lambda x: (x.astype(jnp.float32) * 1e5).sum()), ones((2,), F16)).origin
-    assert (origin.array.direction, origin.advice) == ("backward", "Try a smaller loss scale")
-
-
 def test_arguments_except_arrays_pass_unchanged():
     """As the layers of an Equinox module, which has functions among its leaves."""
 
@@ -229,6 +217,12 @@ def test_arguments_except_arrays_pass_unchanged():
     for text in (str(finding), str(finding.origin)):
         assert "log, float32[2,4]" in text and f"{__file__}:" in text and len(text.splitlines()) == 1
 
+    def fn(x, rows, is_logged):  # a size and a switch
+        return jnp.log(x.reshape(rows, -1) - 1.0) if is_logged else x
+
+    assert first_nonfinite(fn, ones((4,)), 2, False).origin is None
+    assert first_nonfinite(fn, ones((4,)), 2, True).origin.array.primitive == "log"
+
 
 def test_variables_of_an_nnx_module_have_paths():
     nnx = pytest.importorskip("flax.nnx")
@@ -239,12 +233,13 @@ def test_variables_of_an_nnx_module_have_paths():
     assert not module.mean[...].any()
 
 
-def test_numbers_of_python_are_passed_unchanged():
-    def fn(x, rows, is_logged):  # a size and a switch
-        return jnp.log(x.reshape(rows, -1) - 1.0) if is_logged else x
+def test_operations_of_jax_have_the_line_of_the_call():
+    def fn(x):
+        return jnp.linalg.norm(x)  # traced once for all its callers: no frame of the product in it is of this file
 
-    assert first_nonfinite(fn, ones((4,)), 2, False).origin is None
-    assert first_nonfinite(fn, ones((4,)), 2, True).origin.array.primitive == "log"
+    origin = first_nonfinite(fn, full((2, 2), 300, F16)).origin
+    assert (origin.array.path, origin.array.primitive, origin.inputs[0].largest) == ("", "mul", 300)
+    assert f"{__file__}:{fn.__code__.co_firstlineno + 1} " in origin.array.source
 
 
 def test_constant_result_that_is_not_finite_is_named():

@@ -62,8 +62,7 @@ def test_shared_and_lifted_modules_and_trees():
 
     @jax.jit
     def fn(params, x):
-        result = model.apply({"params": params}, x)
-        return numerics.tap(result, "result")["out"].sum()
+        return numerics.tap(model.apply({"params": params}, x), "result")["out"].sum()
 
     fn(params, X)  # traced before, without taps
     report = examine(fn, params, X)
@@ -106,8 +105,7 @@ def test_scales_against_a_search_over_all_of_them():
 
 
 def test_parameters_of_an_nnx_module_have_names():
-    module = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
-    report = examine(lambda m, x: jnp.mean(m(x) ** 2), module, X)
+    report = examine(lambda m, x: jnp.mean(m(x) ** 2), nnx.Linear(4, 2, rngs=nnx.Rngs(0)), X)
     assert {row.name for row in report.rows} == {"bias", "kernel"}
 
 
@@ -128,8 +126,7 @@ def test_real_gradients_stay_finite_up_to_the_largest_safe_scale(name):
 def test_fraction_of_zeros_at_three_scales(name):
     """The zeros in all gradients of activations, within a point; those of the weights where these do not compound."""
     case, report = cases.examined(name)
-    loss = tap_modules(case.loss(F16))
-    real = jax.jit(taps.tapped_value_and_grad(loss))
+    real = jax.jit(taps.tapped_value_and_grad(tap_modules(case.loss(F16))))
     rows = [row for row in report.rows if row.kind == "gradient"]
     size = sum(row.exponents.size for row in rows)
     weights = [row for row in report.rows if row.kind == "weight gradient"]

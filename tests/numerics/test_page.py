@@ -86,12 +86,10 @@ def test_page_loads_nothing_from_elsewhere():
 def test_names_become_no_elements():
     plain, page = Elements(render(written() | {"advice": "without a power"})), render(hostile(written()))
     elements = Elements(page)
-    assert elements.tags == plain.tags
-    assert elements.attributes == plain.attributes
+    assert elements.tags == plain.tags and elements.attributes == plain.attributes
     assert elements.texts["title"].strip() == console.printable(HOSTILE)
     assert elements.texts["script"] == plain.texts["script"]
-    data = page.partition('id="data">')[2].partition("</script>")[0]
-    assert not set("<>&\u2028\u2029") & set(data)
+    assert not set("<>&\u2028\u2029") & set(page.partition('id="data">')[2].partition("</script>")[0])
     page.encode("utf-8")
 
 
@@ -160,8 +158,7 @@ def test_axis_holds_every_window_and_folds_what_is_behind_a_gap():
     window = evaluate("page.windowAt(17, given.rules)", rules=written()["rules"])
     assert window == {"left": -42, "normal": -31, "right": -1}
     # 2**-55 is 13 octaves below the window, behind 12 empty ones. 2**-90 and 2**30 are counted in the outermost cells.
-    assert axis == {"low": -44, "high": 18}
-    assert [sum(line) for line in cells] == [6, 1, 7, 0, 2]
+    assert axis == {"low": -44, "high": 18} and [sum(line) for line in cells] == [6, 1, 7, 0, 2]
     assert cells[0][-39 + 44] == 5 and cells[0][-38 + 44] == 1 and cells[1][0] == 1 and cells[2][0] == 7
     assert cells[4][-1] == 2
     rows[1]["counts"] = [0, 1, 0]

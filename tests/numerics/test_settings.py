@@ -1,6 +1,5 @@
 """Every tool under settings of JAX that people use, and on programs with unusual operations."""
 
-import contextlib
 import warnings
 
 import jax
@@ -21,34 +20,6 @@ X, W, V = (
 )
 
 
-def config(name, value):
-    """A function that returns a context with a setting of `jax.config`."""
-
-    @contextlib.contextmanager
-    def changed():
-        before = getattr(jax.config, name)
-        jax.config.update(name, value)
-        try:
-            yield
-        finally:
-            jax.config.update(name, before)
-
-    return changed
-
-
-def together(*settings):
-    """A function that returns a context with several settings, none of which concerns numbers."""
-
-    @contextlib.contextmanager
-    def changed():
-        with contextlib.ExitStack() as stack:
-            for setting in settings:
-                stack.enter_context(setting())
-            yield
-
-    return changed
-
-
 SETTINGS = {
     "strict promotion": lambda: jax.numpy_dtype_promotion("strict"),
     "x64": lambda: jax.enable_x64(True),
@@ -58,19 +29,7 @@ SETTINGS = {
     "leaks are checked": jax.checking_leaks,
     "products in float32": lambda: jax.default_matmul_precision("float32"),
     "products in bfloat16": lambda: jax.default_matmul_precision("bfloat16"),
-    "keys": together(
-        lambda: jax.default_prng_impl("rbg"),
-        lambda: jax.threefry_partitionable(False),
-        config("jax_legacy_prng_key", "allow"),
-    ),
-    "logs": together(
-        lambda: jax.log_compiles(True),
-        config("jax_explain_cache_misses", True),
-        lambda: jax.transfer_guard("log"),
-        config("jax_traceback_filtering", "off"),
-    ),
     "another device": lambda: jax.default_device(jax.devices()[1]),
-    "softmax without its rule": config("jax_softmax_custom_jvp", False),
 }
 
 
@@ -87,14 +46,12 @@ def pallas(params, x):
 
 
 def float8(params, x):
-    h = jnp.tanh(x @ params["w"])
-    narrow = (array.astype(jnp.float8_e4m3fn) for array in (h, params["w"]))
+    narrow = (array.astype(jnp.float8_e4m3fn) for array in (jnp.tanh(x @ params["w"]), params["w"]))
     return (jax.lax.dot(*narrow, preferred_element_type=jnp.float32) @ params["v"]).mean()
 
 
 def composite(params, x):
-    tanh = jax.lax.composite(jnp.tanh, "my.tanh")
-    return (tanh(x @ params["w"]) @ params["v"]).mean()
+    return (jax.lax.composite(jnp.tanh, "my.tanh")(x @ params["w"]) @ params["v"]).mean()
 
 
 def callback(params, x):
@@ -120,8 +77,7 @@ def gradient(fn):
 
 
 def scaled_step(fn):
-    scale = precision.DynamicLossScale(jnp.float32(2.0**10))
-    tx = precision.loss_scaled(optax.sgd(0.1), scale)
+    tx = precision.loss_scaled(optax.sgd(0.1), precision.DynamicLossScale(jnp.float32(2.0**10)))
     state = tx.init(PARAMS)
     _, grads = precision.value_and_grad(autocast(fn))(state, PARAMS, X)
     updates, _ = tx.update(grads, state, PARAMS)

@@ -24,8 +24,7 @@ def resnet(images, *, size, version, num_classes, training, cifar=False):
             x = v1.layers.max_pooling2d(x, 3, 2, "SAME")
         for stage, blocks in enumerate(stages):
             for index in range(blocks):
-                stride = 2 if stage and not index else 1
-                x = block(x, filters * 2**stage, stride, index == 0, training)
+                x = block(x, filters * 2**stage, 2 if stage and not index else 1, index == 0, training)
         if version == 2:
             x = tf.nn.relu(norm(x, training))
         return v1.layers.dense(tf.reduce_mean(x, [1, 2]), num_classes)
@@ -77,8 +76,7 @@ def rate(step, *, batch_size, images, base, reference, boundaries, factors, warm
     batches = images / batch_size
     peak = base * batch_size / reference
     steps = [int(batches * epoch) for epoch in boundaries]
-    values = [peak * factor for factor in (1.0, *factors)]
-    decayed = v1.train.piecewise_constant(step, steps, values)
+    decayed = v1.train.piecewise_constant(step, steps, [peak * factor for factor in (1.0, *factors)])
     warmup = int(batches * warmup_epochs)
     if not warmup:
         return decayed

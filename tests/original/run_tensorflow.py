@@ -33,8 +33,7 @@ def values_like(named, variance):
         elif leaf in ("beta", "moving_mean", "bias"):
             made[name] = rng.normal(0, 0.05, shape)
         else:
-            fan_in = np.prod(shape[:-1])
-            made[name] = np.clip(rng.normal(size=shape), -2, 2) * np.sqrt(variance / fan_in)
+            made[name] = np.clip(rng.normal(size=shape), -2, 2) * np.sqrt(variance / np.prod(shape[:-1]))
     return {name: np.float32(value) for name, value in made.items()}
 
 

@@ -44,10 +44,13 @@ def whole(paths):
     return records.TFRecordFiles([records.Part(path) for path in paths])
 
 
-def test_records_of_all_files_in_order(paths):
-    assert read(whole(paths)) == CONTENT
-    assert read(pickle.loads(pickle.dumps(whole(paths)))) == CONTENT
+def test_records_of_all_files_in_order(paths, tmp_path):
+    assert read(whole(paths)) == CONTENT and read(pickle.loads(pickle.dumps(whole(paths)))) == CONTENT
     assert read(whole(paths[::-1])) == CONTENT[8:] + CONTENT[6:8] + CONTENT[:6]
+    assert len(records.TFRecordFiles([records.Part(paths[0], 0, 0)])) == 0
+    (tmp_path / "empty").touch()
+    empty = str(tmp_path / "empty")
+    assert records.record_spans(empty).shape == (0, 2) and read(whole([empty, paths[1], empty])) == CONTENT[6:8]
 
 
 @pytest.mark.parametrize(("skip", "take"), [(0, None), (0, 3), (2, None), (2, 3), (6, None), (0, 0), (5, 1)])
@@ -58,17 +61,8 @@ def test_some_records_of_a_file(paths, skip, take):
     assert read(files) == CONTENT[6:8] + CONTENT[:6][skip:stop] + CONTENT[9:11]
 
 
-def test_no_records_at_all(paths, tmp_path):
-    assert len(records.TFRecordFiles([records.Part(paths[0], 0, 0)])) == 0
-    (tmp_path / "empty").touch()
-    empty = str(tmp_path / "empty")
-    assert records.record_spans(empty).shape == (0, 2)
-    assert read(whole([empty, paths[1], empty])) == CONTENT[6:8]
-
-
 def test_index_is_kept(paths, indexed, cache):
-    assert read(whole(paths)) == CONTENT
-    assert sorted(indexed) == paths
+    assert read(whole(paths)) == CONTENT and sorted(indexed) == paths
     [kept] = cache.iterdir()
     indexed.clear()
     assert read(whole(paths)) == CONTENT and indexed == []
@@ -95,8 +89,7 @@ def test_index_is_made_anew_when_a_file_changed(paths, indexed):
 
 def test_unwritable_cache_is_harmless(paths, cache, indexed):
     cache.parent.write_text("a file where the directory should be")
-    assert read(whole(paths)) == CONTENT == read(whole(paths))
-    assert len(indexed) == 6
+    assert read(whole(paths)) == CONTENT == read(whole(paths)) and len(indexed) == 6
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\3\4 cut off", [[12, 2**40]], [[-5, 3]], [[0, 0, 0]], [["a", "b"]]])
@@ -172,8 +165,7 @@ def test_example_is_image_label_and_name():
     ],
 )
 def test_records_of_something_else(record, words):
-    assert made.message(lambda: single(record)[0]) == words
-    assert single(record).file_name(0) == ""
+    assert made.message(lambda: single(record)[0]) == words and single(record).file_name(0) == ""
 
 
 def test_truncation_at_any_byte_is_found(tmp_path):

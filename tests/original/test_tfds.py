@@ -51,8 +51,7 @@ def read(part):
 @pytest.mark.parametrize("layout", [*FORMATS, "models"])
 def test_every_layout_gives_the_same_bytes_labels_and_names(roots, layout):
     data_set = opened(roots, layout)
-    assert read(data_set.train) == HELD["train"]
-    assert read(data_set.eval) == HELD["validation"]
+    assert read(data_set.train) == HELD["train"] and read(data_set.eval) == HELD["validation"]
     assert (data_set.channels, data_set.apply_exif, data_set.note) == (3, False, "")
     name = "imagenet2012" if layout == "models" else "toy"
     assert (data_set.train.name, data_set.eval.name) == (f"{name}, train", f"{name}, validation")
@@ -79,8 +78,7 @@ def test_names_of_the_classes(roots):
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_part_of_a_split(roots, file_format, split, start, stop):
     data_set = opened(roots, file_format, train_split=split, eval_split="validation[:1]")
-    assert read(data_set.train) == HELD["train"][start:stop]
-    assert read(data_set.eval) == HELD["validation"][:1]
+    assert read(data_set.train) == HELD["train"][start:stop] and read(data_set.eval) == HELD["validation"][:1]
     assert data_set.train.name == f"toy, {split}"
     data_set = opened(roots, file_format, train_split=f"{split}+validation[-2:]")
     assert read(data_set.train) == HELD["train"][start:stop] + HELD["validation"][-2:]
@@ -108,8 +106,7 @@ def test_no_part_to_test_with(tmp_path):
         "--config.data.train_split='train[:90%]' --config.data.eval_split='train[90%:]'"
     )
     data_set = tfds.open_data_set("toy", tmp_path, train_split="train[:90%]", eval_split="train[90%:]")
-    assert read(data_set.train) + read(data_set.eval) == made.examples(10)
-    assert len(data_set.eval) == 1
+    assert read(data_set.train) + read(data_set.eval) == made.examples(10) and len(data_set.eval) == 1
 
 
 def lay(root, *directories):
@@ -201,8 +198,7 @@ def test_missing_shard_is_named(roots, tmp_path, file_format):
 
 
 def test_tfrecord_files_of_another_length(roots, tmp_path):
-    directory = copied(roots, "tfrecord", tmp_path)
-    path = directory / "toy-train.tfrecord-00001-of-00003"
+    path = copied(roots, "tfrecord", tmp_path) / "toy-train.tfrecord-00001-of-00003"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     assert f"{path} is cut off after 7 records" in message("toy", tmp_path)
@@ -221,8 +217,7 @@ def test_damaged_array_record(tmp_path):
     with pytest.raises(DataError, match=r"^toy, train, example \d+.*hash mismatch"):
         next(load("tfds:toy", **options).train_batches(40, seed=0))
     source = load("tfds:toy", **options, on_error="skip")
-    batch = next(source.train_batches(40, seed=0))
-    assert len(batch["label"]) == 40 and len(source.unreadable) == 1
+    assert len(next(source.train_batches(40, seed=0))["label"]) == 40 and len(source.unreadable) == 1
 
 
 def test_missing_files_of_the_models_layout_are_named(roots, tmp_path):

@@ -85,8 +85,7 @@ def test_second_start_copies_only_missing_and_changed_images(tmp_path, capsys):
     copies[first].unlink()
     (tmp_path / "images" / second).write_bytes(made.encoded(ARRAY))
     before = {name: copies[name].stat().st_mtime_ns for name in others}
-    assert copy(tmp_path) == 0
-    assert {name: copies[name].stat().st_mtime_ns for name in others} == before
+    assert copy(tmp_path) == 0 and {name: copies[name].stat().st_mtime_ns for name in others} == before
     assert copies[first].exists() and seen(copies[second].read_bytes()).shape[:2] == (16, 22)
 
 

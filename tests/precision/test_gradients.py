@@ -1,4 +1,4 @@
-"""Gradients that carry their loss scale: the same steps as in float32, and an error where a scale would be lost."""
+"""Gradients that carry their loss scale, rewritten too: float32's steps, and an error where a scale would be lost."""
 
 import importlib.util
 from functools import partial
@@ -15,6 +15,7 @@ from mixedres.precision import (
     LossScaledState,
     NoOpLossScale,
     StaticLossScale,
+    enable_rewrite,
     find_state,
     loss_scaled,
     scaled,
@@ -102,8 +103,7 @@ def test_linear_maps_keep_the_scale():
     for dtype in (jnp.bfloat16, jnp.float16):
         assert jax.tree.map(lambda g, d=dtype: g.astype(d), grads).scale == 2.0**13
         np.testing.assert_allclose(jax.tree.map(lambda g, d=dtype: g.astype(d), odd).scale, 1001, rtol=4e-3)
-    summed = jax.tree.map(lambda a, b: (a + b) / 2, grads, grads)
-    close(summed.unscaled(), expected)
+    close(jax.tree.map(lambda a, b: (a + b) / 2, grads, grads).unscaled(), expected)
     per_example = jax.jit(jax.vmap(lambda x: value_and_grad(loss)(SCALE, PARAMS, x[None])[1]))(X)
     close(jax.tree.map(lambda g: g.mean(0), per_example).unscaled(), expected)
 
@@ -132,7 +132,7 @@ def test_other_maps_skip_the_step(change):
     assert not state.grads_finite and not updates["w"].any()
 
 
-def test_plain_gradients_are_refused():
+def test_plain_gradients_and_updates_are_refused():
     """Before, gradients that were never scaled made updates 2**13 times too small."""
     tx = optimizer()
     grads = jax.grad(loss)(PARAMS, X)
@@ -145,9 +145,6 @@ def test_plain_gradients_are_refused():
     # Without a scale they are right.
     plain = optimizer(NoOpLossScale())
     equal(plain.update(grads, plain.init(PARAMS))[0], jax.tree.map(jnp.negative, grads))
-
-
-def test_gradients_with_a_scale_are_no_updates():
     grads = graded(SCALE, PARAMS, X)[1]
     for wrong in (
         lambda: jax.tree.map(lambda p, g: p - g, PARAMS, grads),
@@ -166,8 +163,7 @@ def test_mean_over_devices(mean):
     tx = optimizer()
 
     def step(params, state, x):
-        varying = jax.lax.pcast(params, "data", to="varying")
-        value, grads = value_and_grad(loss)(state, varying, x)
+        value, grads = value_and_grad(loss)(state, jax.lax.pcast(params, "data", to="varying"), x)
         updates, state = tx.update(mean(grads, "data"), state, params)
         return optax.apply_updates(params, updates), state, jax.lax.pmean(value, "data")
 
@@ -293,3 +289,32 @@ def test_scale_below_one_trains_where_gradients_exceed_float16():
     np.testing.assert_allclose(updates, -1.0, rtol=1e-3)
     at_one = loss_scaled(optax.sgd(1e-5), DynamicLossScale(1.0, min_loss_scale=1.0)).init(np.float32(4))
     assert at_one.loss_scale.at_minimum and not step(at_one)[1].grads_finite
+
+
+W = normal(0, (8, 4))
+
+
+def of_tanh(w, x):
+    return jnp.mean(jnp.square(jnp.tanh(x @ w)))
+
+
+@pytest.mark.parametrize("dtype, loss_scale", [("float16", 2.0**15), ("bfloat16", 1.0)])
+def test_rewritten_step_is_close_to_float32(dtype, loss_scale):
+    fn, tx = enable_rewrite(of_tanh, optax.sgd(0.5), dtype)
+    state = tx.init(W)
+    assert state.loss_scale.loss_scale == loss_scale
+    updates, state = jax.jit(lambda state: tx.update(value_and_grad(fn)(state, W, X)[1], state, W))(state)
+    expected = -0.5 * np.asarray(jax.jit(jax.grad(of_tanh))(W, X))
+    assert updates.dtype == jnp.float32 and bool(state.grads_finite)
+    error = np.linalg.norm(updates - expected) / np.linalg.norm(expected)
+    assert 0 < error < 4 * float(jnp.finfo(dtype).eps)
+
+
+def test_lists_level_and_loss_scale_are_passed_on():
+    def halves(**options):
+        return str(jax.make_jaxpr(enable_rewrite(of_tanh, optax.sgd(0.5), **options).fn)(W, X)).count("f16[")
+
+    assert halves() > 0 == halves(lists={"unlisted": {"dot_general"}})
+    assert enable_rewrite(of_tanh, optax.sgd(0.5), loss_scale=64.0).tx.init(W).loss_scale.loss_scale == 64
+    with pytest.raises(ValueError, match="'turbo' is unknown; use one of default, allow_only, infer_as_deny"):
+        enable_rewrite(of_tanh, optax.sgd(0.5), level="turbo")

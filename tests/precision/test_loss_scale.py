@@ -20,25 +20,6 @@ def scanned(loss_scale, verdicts):
     return jax.lax.scan(body, loss_scale, verdicts)[1]
 
 
-@pytest.mark.parametrize(
-    ("options", "verdicts", "expected"),
-    [
-        # Growth comes with the last step of the period; flax's DynamicScale grows one step later: 8, 8, 8, 16.
-        ({"loss_scale": 8.0, "period": 3}, [1] * 7, [8, 8, 16, 16, 16, 32, 32]),
-        # A product above the maximum leaves the scale. Clipping would give 12, and unscaling would then round.
-        ({"loss_scale": 4.0, "period": 1, "max_loss_scale": 12.0}, [1, 1, 1, 0, 1], [8, 8, 8, 4, 8]),
-        # The scale never becomes infinite.
-        ({"loss_scale": 2.0**125, "period": 1, "max_loss_scale": 2.0**127}, [1, 1, 1], [2.0**126, 2.0**127, 2.0**127]),
-        # The quotient is clamped, so a floor that no division meets is reached all the same; jmp's own forgets it.
-        ({"loss_scale": 16.0, "min_loss_scale": 3.0}, [0, 0, 0, 0], [8, 4, 3, 3]),
-    ],
-    ids=str,
-)
-def test_scales_after_steps(options, verdicts, expected):
-    history = scanned(DynamicLossScale(**options), np.array(verdicts, bool))
-    assert [float(x) for x in history[0]] == expected
-
-
 def test_defaults_equal_tensorflow_except_the_minimum():
     scale = DynamicLossScale()
     assert (scale.loss_scale, scale.period, scale.factor) == (32768, 2000, 2)
@@ -54,8 +35,7 @@ def test_constant_scale_only_counts(make):
     for finite in (True, False, jnp.asarray(False), np.bool_(True), False):
         scale = scale.adjust(finite)
         history.append((int(scale.consecutive_skipped), int(scale.total_skipped)))
-    assert history == [(0, 0), (1, 1), (2, 2), (0, 2), (1, 3)]
-    assert float(scale.loss_scale) == before
+    assert history == [(0, 0), (1, 1), (2, 2), (0, 2), (1, 3)] and float(scale.loss_scale) == before
 
 
 @pytest.mark.parametrize("scale", [DynamicLossScale(), StaticLossScale(2.0**15)], ids=["dynamic", "static"])
@@ -79,14 +59,6 @@ def test_integer_leaves_are_not_scaled(scale):
     tree["u8"] = np.arange(4, dtype=np.uint8)
     for result in (scale.scale(tree), scale.unscale(tree)):
         assert all(result[name] is tree[name] for name in tree)
-
-
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
-def test_negative_zero_keeps_the_sign(dtype):
-    zeros = jnp.asarray([-0.0, 0.0], dtype)
-    for scale in (DynamicLossScale(), StaticLossScale(3.0), NoOpLossScale()):
-        for result in (scale.scale(zeros), scale.unscale(zeros)):
-            assert np.signbit(result).tolist() == [True, False]
 
 
 def test_noop_scale_widens_half_gradients():
@@ -114,13 +86,9 @@ def test_invalid_scale_is_refused(bad):
 
 
 # Above 1, but 1 as a float32, the factor would never move the scale.
-OUT_OF_RANGE = {
-    "factor": (1, 0.5, float("nan"), 1 + 1e-9),
-    "period": (0, 1.5, -3, 2**31, 3e9, "3"),
-    "min_loss_scale": (2.0**16, 0.0),
-    "max_loss_scale": (2.0**14, float("inf")),
-    "loss_scale": (2.0**-15,),
-}
+OUT_OF_RANGE = {"factor": (1, 0.5, float("nan"), 1 + 1e-9), "period": (0, 1.5, -3, 2**31, 3e9, "3")}
+OUT_OF_RANGE |= {"min_loss_scale": (2.0**16, 0.0), "max_loss_scale": (2.0**14, float("inf"))}
+OUT_OF_RANGE |= {"loss_scale": (2.0**-15,)}
 
 
 @pytest.mark.parametrize(("name", "bad"), [(name, bad) for name, values in OUT_OF_RANGE.items() for bad in values])
@@ -132,8 +100,7 @@ def test_dynamic_scale_out_of_range(name, bad):
 @pytest.mark.parametrize("spec", [128, 128.0, "128", np.float32(128), np.int64(128), "1.28e2"])
 def test_number_makes_a_static_scale(spec):
     scale = make_loss_scale(spec)
-    assert isinstance(scale, StaticLossScale)
-    assert scale.loss_scale == 128
+    assert isinstance(scale, StaticLossScale) and scale.loss_scale == 128
 
 
 def test_specs_by_name():

@@ -42,30 +42,18 @@ def batched(scale):
     return jax.tree.map(lambda x: x[1], jax.vmap(lambda x: x)(two))
 
 
-WAYS = {
-    "donated": donated,
-    "batched": batched,
-    "looped": lambda scale: jax.lax.fori_loop(0, 2, lambda _, x: x, scale),
-    "rebuilt": lambda scale: type(scale)(**fields(scale)),
-}
+WAYS = {"donated": donated, "batched": batched}
+WAYS |= {"looped": lambda scale: jax.lax.fori_loop(0, 2, lambda _, x: x, scale)}
+WAYS |= {"rebuilt": lambda scale: type(scale)(**fields(scale))}
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cls", CLASSES)
 def test_every_field_survives(cls, way):
     result = WAYS[way](build(cls))
-    assert type(result) is cls
-    assert fields(result) == VALUES[cls]
+    assert type(result) is cls and fields(result) == VALUES[cls]
     for name, value in fields(result).items():
         assert value.dtype == (jnp.int32 if name in INTEGERS else jnp.float32), name
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_paths_name_the_fields(cls):
-    assert {field.name for field in dataclasses.fields(cls)} == set(VALUES[cls])
-    paths = jax.tree_util.tree_leaves_with_path(build(cls))
-    found = {jax.tree_util.keystr(path): float(leaf) for path, leaf in paths}
-    assert found == {f".{name}": value for name, value in VALUES[cls].items()}
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -112,17 +100,4 @@ def test_float64_values_stay_float64():
         third = jnp.asarray(1.0, jnp.float64) / 3
         for scale in (DynamicLossScale(), StaticLossScale(2.0**15)):
             assert scale.scale(third).dtype == scale.unscale(third).dtype == jnp.float64
-            assert float(scale.scale(third)) == 2.0**15 / 3
-            assert float(scale.unscale(third)) == 2.0**-15 / 3
-
-
-@pytest.mark.parametrize(("dtype", "x64"), [("float16", 0), ("bfloat16", 1), ("float32", 0), ("float64", 1)])
-@pytest.mark.parametrize("cls", CLASSES)
-def test_scales_work_under_strict_promotion(cls, dtype, x64):
-    with jax.enable_x64(bool(x64)), jax.numpy_dtype_promotion("strict"):
-        scale = build(cls)
-        x = jnp.asarray(3.0, dtype)
-        factor = {NoOpLossScale: 1.0, StaticLossScale: 96.0, DynamicLossScale: 48.0}[cls]
-        assert float(scale.scale(x)) == 3 * factor
-        np.testing.assert_allclose(scale.unscale(x), 3 / factor, rtol=1e-7)
-        assert scale.adjust(False).adjust(True).total_skipped == 10
+            assert float(scale.scale(third)) == 2.0**15 / 3 and float(scale.unscale(third)) == 2.0**-15 / 3

@@ -8,6 +8,8 @@ import numpy as np
 import optax
 import pytest
 
+from mixedres import precision
+from mixedres.amp import PrecisionWarning
 from mixedres.precision import (
     DynamicLossScale,
     NoOpLossScale,
@@ -17,7 +19,7 @@ from mixedres.precision import (
     scaled,
     value_and_grad,
 )
-from tests.arrays import bits, full, ones, zeros
+from tests.arrays import bits, full, normal, ones, zeros
 
 STEPS = 4
 OPTIMIZERS = {
@@ -31,16 +33,14 @@ OPTIMIZERS = {
 
 def params():
     """Two leaves, one of them with negative zeros."""
-    rng = np.random.default_rng(0)
-    kernel = rng.normal(size=(4, 3)).astype(np.float32)
+    kernel = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     return {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(np.float32([-0.0, 0.0, 1.5, -0.0]))}
 
 
 def gradients(step):
     """True gradients, from 1e-6 to 1."""
     rng = np.random.default_rng(step + 1)
-    size = 10.0 ** rng.uniform(-6, 0, (4, 3))
-    kernel = rng.choice((-1.0, 1.0), (4, 3)) * size
+    kernel = rng.choice((-1.0, 1.0), (4, 3)) * (10.0 ** rng.uniform(-6, 0, (4, 3)))
     return {"kernel": kernel.astype(np.float32), "bias": rng.normal(size=4).astype(np.float32)}
 
 
@@ -67,8 +67,7 @@ def test_scaled_gradients_make_the_same_steps(name):
         expected = optax.apply_updates(expected, updates)
         updates, state = tx.update(times_scale(gradients(i), state), state, weights)
         weights = optax.apply_updates(weights, updates)
-        assert bits((weights, state.inner_state)) == bits((expected, plain_state))
-        assert state.grads_finite
+        assert bits((weights, state.inner_state)) == bits((expected, plain_state)) and state.grads_finite
     assert state.loss_scale.loss_scale == 2.0**12  # it grew twice on the way
     assert bits(weights) != bits(params())
 
@@ -102,8 +101,7 @@ def test_overflow_at_any_step_skips_the_step(name, at, bad):
     broken["kernel"][2, 1] = bad
     weights, state, updates = step(broken, before, weights)
     for leaf in map(np.asarray, jax.tree.leaves(updates)):
-        assert not leaf.any()
-        assert np.signbit(leaf).all()
+        assert not leaf.any() and np.signbit(leaf).all()
     assert bits((weights, state.inner_state)) == bits((history[at][0], before.inner_state))
     scale = state.loss_scale
     assert scale.loss_scale == before.loss_scale.loss_scale / 2
@@ -114,36 +112,9 @@ def test_overflow_at_any_step_skips_the_step(name, at, bad):
         weights, state, _ = step(gradients(i), state, weights)
     end_weights, end = history[STEPS]
     assert bits((weights, state.inner_state)) == bits((end_weights, end.inner_state))
-    assert bits(weights) != bits(params())
-    assert state.grads_finite
+    assert bits(weights) != bits(params()) and state.grads_finite
     scale = state.loss_scale
-    assert (scale.consecutive_skipped, scale.total_skipped) == (0, 1)
-    assert len(traces) == 1
-
-
-def test_unscaling_uses_the_scale_of_the_step():
-    # Grows with every step: divided by the new scale, each update would be half as large.
-    tx = loss_scaled(optax.sgd(1.0), DynamicLossScale(loss_scale=8.0, period=1))
-    state = tx.init(zeros(2))
-    for scale in (8.0, 16.0, 32.0):
-        assert state.loss_scale.loss_scale == scale
-        grads = scaled(jnp.array([24.0, -40.0]), state)
-        updates, state = tx.update(grads, state)
-        np.testing.assert_array_equal(updates, [-24.0 / scale, 40.0 / scale])
-    # And after an overflow the old scale is not used again.
-    _, state = tx.update(scaled(jnp.array([jnp.inf, 0.0]), state), state)
-    updates, state = tx.update(scaled(jnp.array([24.0, -40.0]), state), state)
-    np.testing.assert_array_equal(updates, [-24.0 / 32, 40.0 / 32])
-    # Gradients are unscaled by the scale that they carry, whatever state is given.
-    np.testing.assert_array_equal(tx.update(grads, state)[0], [-24.0 / 32, 40.0 / 32])
-    assert state.loss_scale.loss_scale == 64
-
-
-def test_gradient_that_unscaling_makes_infinite_skips_the_step():
-    tx = loss_scaled(optax.sgd(1.0), StaticLossScale(0.25))
-    state = tx.init(zeros(2))
-    updates, state = tx.update(scaled(jnp.array([1.0, 3e38]), state), state)
-    assert not state.grads_finite and not updates.any()
+    assert (scale.consecutive_skipped, scale.total_skipped) == (0, 1) and len(traces) == 1
 
 
 def test_donating_the_state_leaves_the_callers_scale():
@@ -155,8 +126,7 @@ def test_donating_the_state_leaves_the_callers_scale():
         old = state
         _, state = step(scaled(gradients(0), state), state)
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves((old.inner_state, old.loss_scale)))
-    assert scale.loss_scale == 2.0**15
-    assert scale.counter == 0
+    assert scale.loss_scale == 2.0**15 and scale.counter == 0
 
 
 @pytest.mark.parametrize(
@@ -176,9 +146,7 @@ def test_half_parameters_keep_the_states_dtypes(name, dtype):
         assert {leaf.dtype for leaf in jax.tree.leaves(updates)} == {jnp.dtype("float32")}
         weights = optax.apply_updates(weights, updates)
         assert weights["kernel"].dtype == dtype
-    assert state.grads_finite
-    assert bits(first) != bits(weights)
-    assert step._cache_size() == 1
+    assert state.grads_finite and bits(first) != bits(weights) and step._cache_size() == 1
 
 
 @pytest.mark.parametrize("bad", [False, True])
@@ -267,26 +235,23 @@ def test_state_of_another_optimizer_is_refused():
         tx.update(params(), optax.EmptyState(), params())
 
 
-def test_non_finite_loss_skips_the_step():
+def test_loss_or_gradient_that_is_not_finite_skips_the_step():
     tx = loss_scaled(optax.sgd(1.0), DynamicLossScale(loss_scale=4.0))
     state = tx.init(ones(2))
     for value, applied in ((1.0, True), (jnp.inf, False), (jnp.nan, False)):
         updates, after = tx.update(scaled(full(2, 4.0), state), state, ones(2), value=jnp.float32(value))
         assert after.grads_finite == applied and after.loss_scale.loss_scale == (4.0 if applied else 2.0)
         np.testing.assert_array_equal(updates, -1.0 if applied else -0.0)
+    tx = loss_scaled(optax.sgd(1.0), StaticLossScale(0.25))
+    state = tx.init(zeros(2))
+    updates, state = tx.update(scaled(jnp.array([1.0, 3e38]), state), state)
+    assert not state.grads_finite and not updates.any()
 
 
-@pytest.mark.parametrize(
-    "scale, at_minimum",
-    [
-        (NoOpLossScale(), True),
-        (StaticLossScale(1.0), False),
-        (DynamicLossScale(loss_scale=2.0, min_loss_scale=2.0), True),
-        (DynamicLossScale(loss_scale=4.0, min_loss_scale=2.0), False),
-    ],
-)
-def test_when_skipping_a_step_mends_nothing(scale, at_minimum):
-    assert scale.at_minimum.dtype == bool and scale.at_minimum == at_minimum
+def test_when_skipping_a_step_mends_nothing():
+    scales = NoOpLossScale(), DynamicLossScale(2.0, min_loss_scale=2.0), DynamicLossScale(4.0, min_loss_scale=2.0)
+    found = [scale.at_minimum for scale in (*scales, StaticLossScale(1.0))]
+    assert found == [True, True, False, False] and {value.dtype for value in found} == {np.dtype(bool)}
 
 
 SHAPES = [(), (3,), (5000,), (0, 4), (2, 3), (100_000, 2), (3, 3, 16, 64), (512, 1000)]
@@ -365,3 +330,77 @@ def test_line_search_takes_the_unscaled_loss_and_gradient():
     assert float(jnp.abs(plain - jnp.arange(4.0)).max()) < 1
     scale = StaticLossScale(256.0)
     np.testing.assert_array_equal(minimized(loss_scaled(optax.lbfgs(linesearch=search), scale), scale, True), plain)
+
+
+BATCH, PARAMS, SCALE = normal(1, (16, 4)), {"w": normal(0, (4, 3))}, precision.DynamicLossScale(2.0**15)
+GRAD = precision.value_and_grad(lambda params, batch: jnp.square(batch @ params["w"]).mean())
+
+
+def scaled_sgd(scale=SCALE):
+    return precision.loss_scaled(optax.sgd(0.1), scale)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda tx: optax.MultiSteps(tx, 2),
+        lambda tx: optax.masked(tx, {"w": True}),
+        lambda tx: optax.partition({"a": tx, "b": optax.set_to_zero()}, {"w": "a"}),
+        lambda tx: optax.conditionally_mask(tx, lambda step: step >= 0),
+    ],
+    ids=["MultiSteps", "masked", "partition", "conditionally_mask"],
+)
+def test_wrapper_takes_scaled_gradients_inside_alone(around):
+    _, grads = GRAD(SCALE, PARAMS, BATCH)
+    outside = around(scaled_sgd())
+    with pytest.raises((ValueError, TypeError), match=r"put other wrappers inside, as in loss_scaled\(optax\."):
+        outside.update(grads, outside.init(PARAMS), PARAMS)
+    inside = precision.loss_scaled(around(optax.sgd(0.1)), SCALE)
+    inside.update(grads, inside.init(PARAMS), PARAMS)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda tx: optax.partition({"a": tx, "b": optax.set_to_zero()}, {"w": "a"}),
+        lambda tx: optax.apply_if_finite(tx, 3),
+        lambda tx: optax.conditionally_transform(tx, lambda step: step >= 0),
+        lambda tx: optax.chain(optax.identity(), optax.apply_if_finite(tx, 3)),
+    ],
+    ids=["partition", "apply_if_finite", "conditionally_transform", "chain"],
+)
+def test_state_of_a_wrapper_around_loss_scaled_is_refused(around):
+    state = around(scaled_sgd()).init(PARAMS)
+    with pytest.raises(TypeError, match=r"^optax\.\w+ is around .*: precision.loss_scaled\(optax\.\w+\(\.\.\.\), loss"):
+        GRAD(state, PARAMS, BATCH)
+    without = around(scaled_sgd(precision.NoOpLossScale())).init(PARAMS)
+    assert precision.find_state(without).grads_finite  # for plain gradients, which the wrapper takes
+
+
+HALF = {"w": jnp.eye(4, dtype=jnp.bfloat16), "temperature": jnp.ones((), jnp.bfloat16)}
+
+
+@pytest.mark.parametrize("tx", [optax.inject_hyperparams(optax.adamw)(1e-3), optax.contrib.prodigy()])
+def test_optimizer_with_half_numbers_is_told_once_with_the_cure(tx):
+    with pytest.warns(PrecisionWarning, match=r"keeps .* in bfloat16.*float32 parameters.*hyperparam_dtype") as told:
+        precision.loss_scaled(tx, SCALE).init(HALF)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    "tx", [optax.adamw(1e-3), optax.inject_hyperparams(optax.adamw, hyperparam_dtype=jnp.float32)(1e-3)]
+)
+def test_moments_in_half_are_not_told(tx, recwarn):
+    wrapped = precision.loss_scaled(tx, SCALE)
+    state = wrapped.init(HALF)
+    _, state = wrapped.update(precision.scaled(jax.tree.map(jnp.ones_like, HALF), state), state, HALF)
+    assert not recwarn.list and state.grads_finite
+
+
+def test_wrapper_that_refuses_half_moments_is_named_in_one_line():
+    wrapped = precision.loss_scaled(optax.apply_if_finite(optax.adam(1e-3), 3), SCALE)
+    state = wrapped.init(HALF)
+    with pytest.raises(
+        TypeError, match=r"^the optimizer's state has another dtype.*leave the wrapper out.*parameters$"
+    ):
+        wrapped.update(precision.scaled(HALF, state), state, HALF)

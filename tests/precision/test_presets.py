@@ -31,26 +31,23 @@ def policy(names):
 @pytest.mark.parametrize("name", EXPECTED)
 def test_presets_have_the_recorded_dtypes(name):
     network, norms, loss_scale, matmul = EXPECTED[name]
-    preset = get(name)
-    assert dataclasses.asdict(preset) == {
-        "name": name,
-        "policy": dataclasses.asdict(policy(network)),
-        "norm_policy": dataclasses.asdict(policy(norms)),
-        "loss_scale": loss_scale,
-        "implementation": "graph_rewrite" if name.endswith("_rewrite") else "casting",
-        "matmul_precision": matmul,
-        "lists": None,
-        "level": "default",
-        "keep_float32": "",
-    }
+    implementation = "graph_rewrite" if name.endswith("_rewrite") else "casting"
+    expected = {"name": name, "loss_scale": loss_scale, "implementation": implementation, "matmul_precision": matmul}
+    expected |= {"policy": dataclasses.asdict(policy(network)), "norm_policy": dataclasses.asdict(policy(norms))}
+    assert dataclasses.asdict(get(name)) == expected | {"lists": None, "level": "default", "keep_float32": ""}
 
 
-def test_presets_make_loss_scales():
+def test_presets_make_loss_scales_and_network_policies():
     assert list(PRESETS) == list(EXPECTED)
     kinds = {"bf16": NoOpLossScale, "fp16": DynamicLossScale, "fp16_static": StaticLossScale}
     assert {name: type(get(name).make_loss_scale()) for name in kinds} == kinds
     made = get("fp16").make_loss_scale(loss_scale=4.0, period=7, factor=4.0, max_loss_scale=8.0)
     assert (made.loss_scale, made.period, made.factor, made.max_loss_scale) == (4, 7, 4, 8)
+    full = policy("f32 f32 f32")
+    assert get("fp16_rewrite").network_policies == (full, full)
+    assert get("fp16").network_policies == (get("fp16").policy, get("fp16").norm_policy)
+    given = policy("f32 bf16 f16")
+    assert parse_policy(given) is given and parse_policy(str(given)) == given
 
 
 @pytest.mark.parametrize(
@@ -80,8 +77,7 @@ def test_float64_with_x64():
     with jax.enable_x64(True):
         full = get("fp32", policy="f64")
         assert full.policy == full.norm_policy == policy("f64 f64 f64")
-        mixed = get("fp32", policy="p=f64,c=f32,o=f64")
-        assert mixed.norm_policy == policy("f64 f32 f32")
+        assert get("fp32", policy="p=f64,c=f32,o=f64").norm_policy == policy("f64 f32 f32")
 
 
 OF_OBJECTS = jmp.Policy(*[np.dtype("float64")] * 3)  # which jmp cannot print
@@ -93,18 +89,6 @@ def test_float64_without_x64_is_refused(given):
         parse_policy(given)
     with pytest.raises(ValueError, match=r"float64.*JAX_ENABLE_X64=1"):
         get("fp32", norm_policy=given)
-
-
-def test_policy_object_is_returned_unchanged():
-    given = policy("f32 bf16 f16")
-    assert parse_policy(given) is given
-    assert parse_policy(str(given)) == given
-
-
-def test_network_policies_of_presets():
-    full = policy("f32 f32 f32")
-    assert get("fp16_rewrite").network_policies == (full, full)
-    assert get("fp16").network_policies == (get("fp16").policy, get("fp16").norm_policy)
 
 
 def test_rewrite_of_a_function():

@@ -85,5 +85,4 @@ def test_head_with_another_number_of_classes_is_refused(trained, tmp_path):
 
 
 def test_presets_on_the_command_line():
-    assert main._presets("all") == list(precision.PRESETS)
-    assert main._presets("bf16, fp16") == ["bf16", "fp16"]
+    assert main._presets("all") == list(precision.PRESETS) and main._presets("bf16, fp16") == ["bf16", "fp16"]

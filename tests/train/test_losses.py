@@ -71,8 +71,7 @@ def plain_in_top_k(logits, labels, k):
     """One example after the other: the label's place in a stable descending sort."""
     results = []
     for row, label in zip(logits.tolist(), labels, strict=True):
-        order = sorted(range(len(row)), key=lambda i: (-row[i], i))
-        results.append(order.index(label) < k)
+        results.append(sorted(range(len(row)), key=lambda i: (-row[i], i)).index(label) < k)
     return results
 
 
@@ -85,8 +84,7 @@ def ranked(draw):
     batch, classes = 4, 7
     row = st.lists(VALUES, min_size=classes, max_size=classes)
     logits = draw(st.lists(row, min_size=batch, max_size=batch))
-    label = st.integers(0, classes - 1)
-    labels = draw(st.lists(label, min_size=batch, max_size=batch))
+    labels = draw(st.lists(st.integers(0, classes - 1), min_size=batch, max_size=batch))
     return np.array(logits, np.float32), np.array(labels), draw(st.sampled_from((1, 2, 9)))
 
 
@@ -102,8 +100,7 @@ def test_in_top_k_with_ties(case, dtype):
     logits, labels, k = case
     half = logits.astype(jnp.dtype(dtype))
     result, indices, first = rankings(half, labels, k)
-    assert result.dtype == bool
-    assert result.tolist() == plain_in_top_k(half.astype(np.float64), labels, k)
+    assert result.dtype == bool and result.tolist() == plain_in_top_k(half.astype(np.float64), labels, k)
     assert result.tolist() == (np.asarray(indices) == labels[:, None]).any(1).tolist()
     if k == 1:
         assert result.tolist() == (np.asarray(first) == labels).tolist()

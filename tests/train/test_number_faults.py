@@ -22,16 +22,8 @@ pytestmark = pytest.mark.usefixtures("small_network")
     [
         (np.int32([0, 4]), None, None),
         (np.uint8([0, 4]), None, "its labels are uint8; they must be int32"),
-        (
-            np.int32([0, 5]),
-            None,
-            "^data set own: the label 5 of image 1 in a batch is not in 0 to 4.*; correct",
-        ),
-        (
-            np.int32([-1, 4]),
-            None,
-            "the label -1 of image 0 in a batch is not in 0 to 4",
-        ),
+        (np.int32([0, 5]), None, "^data set own: the label 5 of image 1 in a batch is not in 0 to 4.*; correct"),
+        (np.int32([-1, 4]), None, "the label -1 of image 0 in a batch is not in 0 to 4"),
         (np.int32([0, -1]), [True, False], None),  # padding
         (np.int32([9, 0]), [True, False], "the label 9 of image 0"),
     ],

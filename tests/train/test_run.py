@@ -57,13 +57,11 @@ def test_summary_agrees_with_the_files(finished):
     seconds = summary["train"]["seconds"]
     np.testing.assert_allclose(summary["train"]["examples_per_second"] * seconds, 6 * 16)
     np.testing.assert_allclose(summary["train"]["step_time_ms"] * 6, 1e3 * seconds)
-    assert summary["eval"]["examples"] == 16
-    assert summary["loss_scale"] == {"final": 2.0**15, "skipped_steps": 0}
+    assert summary["eval"]["examples"] == 16 and summary["loss_scale"] == {"final": 2.0**15, "skipped_steps": 0}
     assert summary["device"].items() >= {"platform": "cpu", "kind": "cpu", "count": 2}.items()
     assert summary["device"]["processor"] and summary["data"] == "synthetic" and summary["resources"] == {}
     assert datetime.date.fromisoformat(summary["date"]) <= datetime.date.today()
-    state = train.start.new_state(build(config))
-    stored = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    stored = sum(leaf.nbytes for leaf in jax.tree.leaves(train.start.new_state(build(config))))
     assert summary["memory"]["host_peak_bytes"] > summary["memory"]["step_argument_bytes"] > stored
     last = lines(directory, "eval")[-1]
     assert {name: last[name] for name in summary["eval"]} == summary["eval"]
@@ -198,8 +196,7 @@ def test_logged_learning_rates_follow_the_schedule():
 def test_first_state_depends_on_the_seed_alone():
     cases = [("fp32", 0), ("fp16", 0), ("fp16", 1)]
     a, b, c = (train.start.new_state(build(tiny(preset, seed=seed))).params for preset, seed in cases)
-    assert arrays.bits(a) == arrays.bits(b)
-    assert arrays.bits(a["stem_conv"]) != arrays.bits(c["stem_conv"])
+    assert arrays.bits(a) == arrays.bits(b) and arrays.bits(a["stem_conv"]) != arrays.bits(c["stem_conv"])
 
 
 @pytest.mark.parametrize(

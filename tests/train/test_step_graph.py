@@ -66,8 +66,7 @@ def test_dtype_of_the_gradient_all_reduce(preset, half):
         operands = all_reduces(train_step, state, cases.batch(0))
         counts = collections.Counter(dtype for dtypes in operands for dtype in dtypes)
         others = len(jax.tree.leaves(state.batch_stats)) + 2  # the statistics; loss and top-1
-        expected_counts = {"f32": leaves + others} if wanted is None else {half: leaves, "f32": others}
-        assert counts == expected_counts
+        assert counts == ({"f32": leaves + others} if wanted is None else {half: leaves, "f32": others})
 
 
 @pytest.mark.parametrize("dtype", [None, jnp.float16])

@@ -270,26 +270,15 @@ OTHERS = {
     "custom_vjp": ("structure", _ruled, "nU", "w"),
     "cond": ("structure", _cond, "nU", "w"),
     "jit": ("structure", lambda c, x, w: jax.jit(functools.partial(_dot, c))(x, w), "nU", "w"),
-    "remat dot": (
-        "structure",
-        lambda c, x, w: jax.checkpoint(lambda x, w: c.infer(jnp.sin, _dot(c, x, w)))(x, w),
-        "nU",
-        "w",
-    ),
+    "remat dot": ("structure", _remat, "nU", "w"),
     "first columns": ("clear", lambda x: x[:, :NARROW], "w", "n"),
     "narrow mean": ("wide", lambda x: x.reshape(ROWS, NARROW, -1).mean(2), "w", "n"),
     "columns repeated": ("clear", lambda x: jnp.repeat(x, ROWS // NARROW, 1), "n", "w"),
 }
 # Compiled for each program, so that a program has one at most.
 SLOW = ("scan", "scan of losses", "cond", "jit", "remat", "remat dot", "custom_vjp")
-SHAPES = {
-    "n": (ROWS, NARROW),
-    "w": (ROWS, ROWS),
-    "N": (NARROW, NARROW),
-    "U": (NARROW, ROWS),
-    "D": (ROWS, NARROW),
-    "W": (ROWS, ROWS),
-}
+SHAPES = {"n": (ROWS, NARROW), "w": (ROWS, ROWS), "N": (NARROW, NARROW), "U": (NARROW, ROWS), "D": (ROWS, NARROW)}
+SHAPES |= {"W": (ROWS, ROWS)}
 OPS = {
     name: (kind, function, size * arity, size)
     for size in "nw"

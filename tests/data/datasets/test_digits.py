@@ -26,8 +26,7 @@ def loaded(image_size):
 
 def rows(images, labels):
     """Every image and its label as bytes."""
-    pairs = zip(images, labels, strict=True)
-    return [np.uint8(image).tobytes() + bytes([label]) for image, label in pairs]
+    return [np.uint8(image).tobytes() + bytes([label]) for image, label in zip(images, labels, strict=True)]
 
 
 def test_parts_are_disjoint_whole_and_ordered_as_in_scikit_learn():

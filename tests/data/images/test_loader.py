@@ -44,8 +44,7 @@ def opened(root, **options):
 def ids(images, count):
     """Which image every square shows, by its red."""
     known = np.array([made.colored(index, count)[0] for index in range(count)])
-    red = np.median(images[..., 0], (1, 2))
-    distance = np.abs(red[:, None] - known)
+    distance = np.abs(np.median(images[..., 0], (1, 2))[:, None] - known)
     assert distance.min(1).max() <= 1.5
     return distance.argmin(1)
 
@@ -146,8 +145,7 @@ def test_gray_images_have_one_channel():
     photos = [made.photo(32, 32, index, channels=1) for index in range(6)]
     part = made.Part(Example(made.encoded(photo, "PNG"), index) for index, photo in enumerate(photos))
     names = tuple("abcdef")
-    data_set = Dataset(part, part, names, channels=1)
-    source = Loader(data_set, Options(6, image_size=28))
+    source = Loader(Dataset(part, part, names, channels=1), Options(6, image_size=28))
     assert source.image_shape == (28, 28, 1) and source.class_names == names
     assert source.mean == (pytest.approx(114.495),) and source.std == (pytest.approx(57.63),)
     [batch] = source.eval_batches(6)
@@ -218,8 +216,7 @@ def test_in_training_the_next_readable_image_takes_the_place(copy, kind):
         np.testing.assert_array_equal(found, np.where(wanted == 13, 14, np.where(wanted >= 48, 0, wanted)))
         np.testing.assert_array_equal(batch["label"], labels(found, TRAIN))
         np.testing.assert_array_equal(batch["image"][~replaced], before["image"][~replaced])
-    file_name = source.data_set.train.file_name
-    assert source.unreadable.keys() == set(map(file_name, (13, 48, 49)))
+    assert source.unreadable.keys() == set(map(source.data_set.train.file_name, (13, 48, 49)))
     assert all(BROKEN[kind][1] in reason for reason in source.unreadable.values())
 
 

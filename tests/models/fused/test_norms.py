@@ -1,4 +1,4 @@
-"""The fused functions against the formulas of the plain ones, differentiated by JAX in float64."""
+"""Fused norms against plain formulas, differentiated by JAX in float64, and the fused pool against the plain one."""
 
 from functools import cache, partial
 
@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from mixedres.models import fused, operations
+from mixedres.models.fused import pool as fused_pool
 from mixedres.models.fused import statistics as sums
 from tests.models.networks import relative
 
@@ -120,8 +121,7 @@ def test_sums_in_one_stage_give_the_same_numbers():
 def check_all(found, dtype, tolerance):
     got, wanted = found
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-        assert a.dtype == dtype and a.shape == b.shape
-        assert relative(a, b) <= tolerance
+        assert a.dtype == dtype and a.shape == b.shape and relative(a, b) <= tolerance
 
 
 @pytest.mark.parametrize(
@@ -271,23 +271,15 @@ def test_variance_of_a_constant_channel_is_not_negative(name):
     assert (np.mean(x * x, 0, dtype=np.float32) < np.square(np.mean(x, 0, dtype=np.float32))).any()
     args = [maps if kind == "m" else np.ones(301, np.float32) for kind in kinds]
     out, *statistics = jax.jit(lambda *args: fast(*args, fused.NormConfig(1e-12, jnp.float32)))(*args)
-    assert np.isfinite(out).all()
-    assert all((np.asarray(found.var) >= 0).all() for found in statistics)
+    assert np.isfinite(out).all() and all((np.asarray(found.var) >= 0).all() for found in statistics)
 
 
-@pytest.mark.parametrize(
-    ("name", "changed", "dtype", "shape"),
-    [
-        ("norm_relu", "scale", np.float32, (1,)),
-        ("norm_relu", "bias", np.float32, ()),
-        ("norm_relu", "y", np.float32, (0, 4, 3)),
-        ("norm_relu", "y", np.float32, (3,)),
-        ("norm_relu", "y", np.int32, (2, 4, 3)),
-        ("norm_relu_pool", "y", np.float32, (2, 4, 3)),
-        ("norm_add_relu", "x", np.float32, (1, 4, 4, 3)),
-        ("norms_add_relu", "z", np.float32, (2, 4, 4, 1)),
-    ],
-)
+WRONG = [("norm_relu", "scale", "f4", (1,)), ("norm_relu", "bias", "f4", ()), ("norm_relu", "y", "f4", (0, 4, 3))]
+WRONG += [("norm_relu", "y", "f4", (3,)), ("norm_relu", "y", "i4", (2, 4, 3)), ("norm_relu_pool", "y", "f4", (2, 4, 3))]
+WRONG += [("norm_add_relu", "x", "f4", (1, 4, 4, 3)), ("norms_add_relu", "z", "f4", (2, 4, 4, 1))]
+
+
+@pytest.mark.parametrize(("name", "changed", "dtype", "shape"), WRONG)
 def test_shapes_that_do_not_fit_are_refused(name, changed, dtype, shape):
     fast, _, kinds = FUNCTIONS[name]
     named = {"mvv": ["y", "scale", "bias"], "mmvv": ["y", "x", "scale", "bias"]}
@@ -307,3 +299,31 @@ def test_sums_are_divided_into_equal_parts(values):
         for config in (fused.NormConfig(EPSILON, jnp.float32, use_onednn=use) for use in (False, True)):
             computed = jax.jit(partial(sums.channel_sums, config=config))(x, x * x)
             np.testing.assert_allclose(computed, [x.sum(0), (x * x).sum(0)], rtol=1e-5, atol=1e-4)
+
+
+# Even and odd, and smaller than a window; TensorFlow pads even sides otherwise than odd ones.
+SIZES = {"pytorch": {(1, 1): "float32", (5, 8): "bfloat16"}, "tensorflow": {(5, 8): "bfloat16", (8, 5): "float16"}}
+
+
+@pytest.mark.parametrize("padding", SIZES)
+def test_fused_pool_equals_the_plain_pool(padding):
+    rng = np.random.default_rng(0)
+    # Many values are equal, as the zeros after a ReLU: the first one row by row is the maximum.
+    maps = [rng.integers(-2, 3, (2, *size, 4)).astype(jnp.dtype(dtype)) for size, dtype in SIZES[padding].items()]
+    halved = [(2, -(-height // 2), -(-width // 2), 4) for height, width in SIZES[padding]]
+    gradients = [rng.integers(-3, 4, y).astype(x.dtype) for x, y in zip(maps, halved, strict=True)]  # exact sums
+
+    def both(x, g):
+        expected, pull_back = jax.vjp(lambda x: operations.max_pool(x, padding=padding), x)
+        largest, where = fused_pool.max_pool(x, padding)
+        assert where.dtype == jnp.uint8
+        bad = x.at[0, 0, 0].set(jnp.nan).at[1].set(-jnp.inf)
+        undefined = [
+            y.astype("float32") for y in (fused_pool.max_pool(bad, padding)[0], operations.max_pool(bad, padding))
+        ]
+        return (largest, fused_pool.unpool(g, where, x.shape, padding)), (expected, pull_back(g)[0]), undefined
+
+    results = jax.jit(lambda *args: [both(x, g) for x, g in zip(*args, strict=True)])(maps, gradients)
+    for found, expected, undefined in results:
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+        np.testing.assert_array_equal(*undefined)

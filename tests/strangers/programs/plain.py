@@ -167,8 +167,7 @@ def _flash_forward(q, k, v, size):
         return (new, total * shrink + shares.sum(-1), out * shrink[..., None] + added), None
 
     rows = jnp.zeros(q.shape[:-1], jnp.float32)
-    start = (rows - 1e30, rows, jnp.zeros(q.shape, jnp.float32))
-    (top, total, out), _ = lax.scan(step, start, blocks)
+    (top, total, out), _ = lax.scan(step, (rows - 1e30, rows, jnp.zeros(q.shape, jnp.float32)), blocks)
     out = (out / total[..., None]).astype(q.dtype)
     return out, (q, k, v, out, top + jnp.log(total))
 
@@ -176,8 +175,7 @@ def _flash_forward(q, k, v, size):
 def _flash_backward(size, kept, g):
     q, k, v, out, log_total = kept
     scale = q.shape[-1] ** -0.5
-    logits = jnp.einsum("bqd,bkd->bqk", q, k).astype(jnp.float32) * scale
-    shares = jnp.exp(logits - log_total[..., None])
+    shares = jnp.exp((jnp.einsum("bqd,bkd->bqk", q, k).astype(jnp.float32) * scale) - log_total[..., None])
     inner = (g.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1, keepdims=True)
     slopes = shares * (jnp.einsum("bqd,bkd->bqk", g, v).astype(jnp.float32) - inner) * scale
     shares, slopes = shares.astype(q.dtype), slopes.astype(q.dtype)

@@ -103,12 +103,10 @@ def test_resumed_run_traces_the_remaining_steps(plain, tmp_path, monkeypatch, ca
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         run_cases.after(patch, run_cases.RunLog, "train", send(signal.SIGINT), step=4)
         run_cases.fit(config("1:4", checkpoint_every=0), tmp_path)
-    assert numbers(tmp_path) == {2: [2, 3], 4: [4, 5]}
-    assert "nothing is traced" not in capfd.readouterr().out
+    assert numbers(tmp_path) == {2: [2, 3], 4: [4, 5]} and "nothing is traced" not in capfd.readouterr().out
     summary = run_cases.fit(config("1:2"), tmp_path)
     assert "nothing is traced: this start took no step of config.profile" in capfd.readouterr().out
-    assert numbers(tmp_path) == {2: [2, 3], 4: [4, 5]}
-    assert summary["fingerprint"] == plain[1]["fingerprint"]
+    assert numbers(tmp_path) == {2: [2, 3], 4: [4, 5]} and summary["fingerprint"] == plain[1]["fingerprint"]
 
 
 def test_error_during_a_trace_stays_the_error(tmp_path, monkeypatch):

@@ -1,14 +1,21 @@
-"""The clock, the limit on steps in flight, and what reaches the log."""
+"""The limit on steps in flight, what reaches the log, and its resources: processes, and an NVML of known answers."""
 
 import json
+import subprocess
+import sys
+import threading
+import time
 import types
 
+import psutil
 import pytest
 
 from mixedres import checkpoints
 from mixedres._internal.cli.progress import StepProgress
 from mixedres.train.metrics import log as run_log
+from mixedres.train.metrics import resources
 from mixedres.train.metrics.writers import MetricWriter
+from tests.train import run_cases
 from tests.train.run_cases import lines, without_timings
 
 
@@ -18,23 +25,6 @@ def clock(monkeypatch):
     fake = types.SimpleNamespace(now=100.0)
     monkeypatch.setattr(run_log.time, "perf_counter", lambda: fake.now)
     return fake
-
-
-def test_stopwatch_adds_time_between_start_and_stop(clock):
-    watch = run_log.Stopwatch()
-    clock.now += 5
-    assert watch.read() == 0
-    watch.start()
-    clock.now += 2
-    watch.start()  # already running
-    clock.now += 1
-    assert watch.read() == 3
-    watch.stop()
-    clock.now += 10
-    watch.stop()
-    watch.start()
-    clock.now += 4
-    assert watch.read() == 7
 
 
 def step_values(loss=1.0, finite=1.0):
@@ -87,16 +77,6 @@ def test_log_cut_off_anywhere_continues_with_the_same_lines(tmp_path, cut):
     assert continued.state() == logs[0].state() and continued.epoch_loss == logs[0].epoch_loss
 
 
-def test_skipped_steps_of_earlier_starts_count(tmp_path):
-    log = make_log(tmp_path, total_skipped=4)
-    log.train(11, step_values(1.0, 0.0))
-    log.train(12, step_values(1.0, 0.0))
-    log.close()
-    (line,) = lines(tmp_path)
-    assert line["skipped_steps"] == 6
-    assert line["learning_rate"] == 6.0  # 10 - 4 updates
-
-
 def test_progress_without_a_terminal_is_plain_lines(clock, capsys):
     progress = StepProgress(total_steps=100, first_step=20, batch_size=32, seconds_between_lines=10)
     clock.now += 1
@@ -125,10 +105,7 @@ def test_note_gives_the_fraction_of_time_spent_waiting(tmp_path, clock, capsys):
     out = capsys.readouterr().out
     assert out.count("note: ") == 1 and "18% of the training time went by waiting for data" in out
     log.close()
-
-
-def test_run_that_hardly_waits_says_nothing(tmp_path, clock, capsys):
-    log = make_log(tmp_path)
+    log = make_log(tmp_path / "hardly")
     log.clock.start()
     for step in range(1, 21):
         clock.now += 1
@@ -169,3 +146,79 @@ def test_newest_step_tells_whether_the_device_is_busy():
     assert not flight.busy()
     flight.push(2, {"loss": Value(True), "top1": Value(False)}, {})
     assert flight.busy()
+
+
+BUSY = "x = bytearray(300_000_000); x[::4096] = b'1' * len(x[::4096]); print(flush=True)\nwhile True: pass"
+
+
+def wait_for(sampler):
+    deadline = time.monotonic() + 60
+    while (sample := sampler.take()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return sample
+
+
+def test_children_count_in_processor_and_memory():
+    before = psutil.Process().memory_info().rss
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        sampler = resources.Resources(0.2)
+        spent = psutil.Process(child.pid).cpu_times().user
+        sample = wait_for(sampler)
+        assert sampler.take() is None
+        spent = psutil.Process(child.pid).cpu_times().user - spent
+        assert sample["rss_bytes"] > 0.9 * before + 300_000_000
+        # A fifth of a second and some: what the child had of it, as the kernel says.
+        assert sample["cpu_percent"] > 100 * spent / 2
+        child.kill()
+    child.wait()
+    wait_for(sampler)
+    sampler.close()
+    assert sampler.take()["rss_bytes"] < sample["rss_bytes"] - 250_000_000
+    assert sampler.summary()["rss_bytes"] >= sample["rss_bytes"]
+    assert "resources" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_processor_time_of_an_ended_child_is_not_lost():
+    sampler = resources.Resources(0)
+    before = resources._cpu_seconds(sampler._processes())
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.2: pass"], check=True)
+    # The kernel counts in ticks of ten milliseconds.
+    assert resources._cpu_seconds(sampler._processes()) - before > 0.15
+
+
+def test_gpu_load_comes_from_nvml(monkeypatch):
+    asked = []
+    nvml = types.SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 4,
+        nvmlDeviceGetHandleByIndex=lambda i: asked.append(i) or i,
+        nvmlDeviceGetHandleByUUID=lambda name: asked.append(name) or 7,
+        nvmlDeviceGetUtilizationRates=lambda i: types.SimpleNamespace(gpu=10 * i),
+        nvmlDeviceGetMemoryInfo=lambda i: types.SimpleNamespace(used=1000 - i),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3,GPU-5")
+    sizes = iter((5, 6))
+    devices = [
+        types.SimpleNamespace(process_index=0, platform="gpu", memory_stats=lambda: {"bytes_in_use": next(sizes)})
+        for _ in range(2)
+    ]
+    sampler = resources.Resources(0, devices)
+    sampler._sample()
+    sample = sampler.take()
+    assert asked == [1, 3, "GPU-5"]
+    assert (sample["gpu_utilization"], sample["gpu_memory_bytes"], sample["device_bytes"]) == (70, 999, 6)
+    nvml.nvmlDeviceGetUtilizationRates = None  # NVML fails now and then
+    assert resources._read_gpus(sampler._gpus) == {}
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
+    assert resources.Resources(0, devices)._gpus == []
+
+
+@pytest.mark.usefixtures("small_network")
+def test_run_logs_cpu_and_memory(tmp_path):
+    summary = run_cases.fit(run_cases.tiny(log_resources_every=0.005), tmp_path)
+    found = run_cases.lines(tmp_path, "resources")
+    assert len(found) >= 2 and found[-1]["step"] == 6 and {"cpu_percent", "rss_bytes"} <= found[0].keys()
+    assert summary["resources"]["rss_bytes"] >= max(line["rss_bytes"] for line in found)
