@@ -48,7 +48,7 @@ import jax
 import numpy as np
 
 from experiments.lib import hlo, runs, tpus
-from experiments.lib.gpus import GPUS, MACHINE, without_cache
+from experiments.lib.gpus import GPUS, MACHINE, absent_device
 from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.mesh import make_mesh
@@ -107,14 +107,14 @@ def compile_step(case: Case) -> tuple[Any, set[int]]:
         lowered = lower_network(classifier, experiment.batch_size, devices)[0]
     else:
         lowered = experiment.train_step().lower(experiment.state_shapes(), experiment.batch_shapes())
-    with without_cache():
-        return lowered.compile(), {leaf.size for leaf in jax.tree.leaves(shapes)}
+    return lowered.compile(), {leaf.size for leaf in jax.tree.leaves(shapes)}
 
 
 def measure(case: Case) -> dict[str, Any]:
     """What the compiled step tells, bytes in MB an image."""
     started = time.perf_counter()
-    compiled, parameters = compile_step(case)
+    with absent_device():
+        compiled, parameters = compile_step(case)
     seconds = time.perf_counter() - started
     text = compiled.as_text()
     kernels = hlo.kernels(text)
@@ -287,7 +287,7 @@ def measure_on_tpu(case: Case) -> dict[str, Any]:
     experiment = plan(parse_flags(case.arguments).config).experiment
     about = {"tpu": case.gpu, "batch": case.batch, "preset": case.preset, "form": case.form}
     about |= {"model": experiment.config.model.name, "image_size": experiment.config.data.image_size}
-    with without_cache():
+    with absent_device():
         try:
             return about | tpus.measure(experiment, devices)
         except (RuntimeError, NotImplementedError) as error:  # XLA's: that a step does not compile is a result

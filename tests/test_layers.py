@@ -65,8 +65,8 @@ LINES = {
     "photographs": 1105,
     "trackers": 211,
     "javascript": 499,
-    "tests": 29575,
-    "experiments": 6805,
+    "tests": 27997,
+    "experiments": 6807,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
 DEEP_NAMES = 133

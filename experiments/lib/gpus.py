@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import jax
 from jax.experimental import topologies
@@ -85,13 +86,14 @@ GPUS = {
 
 
 @contextlib.contextmanager
-def without_cache() -> Iterator[None]:
-    """No compilation cache inside: a program without its device cannot be loaded from there."""
+def absent_device() -> Iterator[None]:
+    """No compilation cache inside, from where a program without its device cannot be loaded, and no forms for CPUs."""
     before = jax.config.jax_enable_compilation_cache
     try:
         jax.config.update("jax_enable_compilation_cache", False)
         reset_cache()  # JAX asks once whether there is one
-        yield
+        with mock.patch.object(jax, "default_backend", lambda: "gpu"):
+            yield
     finally:
         jax.config.update("jax_enable_compilation_cache", before)
         reset_cache()

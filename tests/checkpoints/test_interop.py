@@ -96,6 +96,29 @@ def test_logits_equal_transformers(size, saved):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_step_moves_the_running_statistics_as_pytorchs(fused, saved):
+    """The last maps have four values a channel, whose unbiased variance is 4/3 of the biased one."""
+    folder, network = saved(18)
+    file = checkpoints.read_weights(folder)
+    before = file.variables()
+    images = np.random.default_rng(0).standard_normal((4, 32, 32, 3), np.float32)
+    for module in network.train().modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 0.1
+    their_logits(network, images)
+    state = {name: value.numpy() for name, value in network.state_dict().items()}
+    expected = checkpoints.from_tensors(state, before, "transformers")[0]["batch_stats"]
+    policy = precision.get("fp32").policy
+    model = models.create("resnet18", num_classes=10, policy=policy, momentum=0.9, fused=fused, precision="highest")
+    step = jax.jit(lambda variables, x: model.apply(variables, x, train=True, mutable=["batch_stats"])[1])
+    found = step(before, images)["batch_stats"]
+    apart = jax.tree.map(lambda a, b: float(np.linalg.norm(a - b) / np.linalg.norm(b)), found, expected)
+    moved = jax.tree.map(lambda a, b: float(np.linalg.norm(a - b) / np.linalg.norm(b)), before["batch_stats"], expected)
+    assert max(jax.tree.leaves(apart)) < 1e-6 and min(jax.tree.leaves(moved)) > 1e-3
+
+
+@pytest.mark.slow
 def test_version_1_has_its_stride_in_the_first_convolution(saved, tmp_path, capsys):
     folder, network = saved(50, version="1")
     file = checkpoints.read_weights(folder)

@@ -1,6 +1,7 @@
 """Configs: golden texts of every experiment and preset, durations, and assignments."""
 
 import copy
+import functools
 import importlib
 import json
 
@@ -73,6 +74,12 @@ def test_value_error_of_the_library_names_the_key():
         raise ValueError("no such thing")
     with pytest.raises(KeyError), config_errors("config.model"):
         raise KeyError("a defect of ours stays what it is")
+
+
+def test_list_nested_in_lists_is_refused():
+    nested = functools.reduce(lambda inner, _: [inner], range(800), 3)
+    with pytest.raises(ConfigError, match="^config.batch_size is "):
+        base.unflatten({"batch_size": nested})
 
 
 def test_recorded_number_out_of_range_names_the_key():

@@ -61,6 +61,14 @@ def test_integer_leaves_are_not_scaled(scale):
         assert all(result[name] is tree[name] for name in tree)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_negative_zero_keeps_the_sign(dtype):
+    zeros = jnp.asarray([-0.0, 0.0], dtype)
+    for scale in (DynamicLossScale(), StaticLossScale(3.0), NoOpLossScale()):
+        for result in (scale.scale(zeros), scale.unscale(zeros)):
+            assert np.signbit(result).tolist() == [True, False]
+
+
 def test_noop_scale_widens_half_gradients():
     half = jnp.asarray([1.5, 6e-8], jnp.float16)
     tree = {"half": half, "single": jnp.ones(2)}
