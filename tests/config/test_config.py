@@ -78,7 +78,7 @@ def test_value_error_of_the_library_names_the_key():
 
 def test_list_nested_in_lists_is_refused():
     nested = functools.reduce(lambda inner, _: [inner], range(800), 3)
-    with pytest.raises(ConfigError, match="^config.batch_size is "):
+    with pytest.raises(ConfigError, match=r"^config\.batch_size is "):
         base.unflatten({"batch_size": nested})
 
 
