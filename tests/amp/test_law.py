@@ -20,8 +20,11 @@ from tests.amp.graphs import SHORT, distance, product_dtypes
 from tests.amp.law import Program, counterexample, programs
 from tests.amp.law.operations import OPS, SHAPES, Casts
 
-CASES = {"program": programs(), "dtype": st.sampled_from(["float16", "bfloat16"])}
-CASES |= {"scale": st.sampled_from([1.0, 256.0])}
+CASES = {
+    "program": programs(),
+    "dtype": st.sampled_from(["float16", "bfloat16"]),
+    "scale": st.sampled_from([1.0, 256.0]),
+}
 # Smallest programs that broke the law, each in the order and dtype in which it did.
 BROKEN = {
     "logits larger than their operands, read by a moving and by a float32 operation": Program(

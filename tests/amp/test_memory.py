@@ -12,9 +12,15 @@ from tests.arrays import normal
 
 HALF = "float16"  # the rules for bfloat16 are the same
 ROWS, SIZE, WIDE = 32, 32, 64
-ACTIVATIONS = {"relu": jax.nn.relu, "silu": jax.nn.silu, "tanh": jnp.tanh, "sigmoid": jax.nn.sigmoid}
-ACTIVATIONS |= {"gelu": lambda x: jax.nn.gelu(x, approximate=False), "gelu_tanh": jax.nn.gelu}
-ACTIVATIONS |= {"gate": lambda x: x * jax.nn.sigmoid(x[:, ::-1])}
+ACTIVATIONS = {
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "tanh": jnp.tanh,
+    "sigmoid": jax.nn.sigmoid,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": jax.nn.gelu,
+    "gate": lambda x: x * jax.nn.sigmoid(x[:, ::-1]),
+}
 
 
 def norm(x, scale, bias):

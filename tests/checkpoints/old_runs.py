@@ -40,11 +40,23 @@ def images(folder):
 
 def options(folder, steps=STEPS, **more):
     """The command line of the run."""
-    keys = {"data.dir": folder, "data.image_size": 32, "data.preprocessing": "official", "data.eval_fraction": 0.25}
-    keys |= {"trainable": "^/head/", "batch_size": 6, "steps": steps, "optimizer.learning_rate": 1.0}
-    keys |= {"schedule.name": "constant", "eval_every": 0, "checkpoint_every": 0, "log_every": 1}
-    # The last as the recipe was in 0.2.0.
-    keys |= {"log_resources_every": 0, "num_devices": 1, "model.zero_init_last": True}
+    keys = {
+        "data.dir": folder,
+        "data.image_size": 32,
+        "data.preprocessing": "official",
+        "data.eval_fraction": 0.25,
+        "trainable": "^/head/",
+        "batch_size": 6,
+        "steps": steps,
+        "optimizer.learning_rate": 1.0,
+        "schedule.name": "constant",
+        "eval_every": 0,
+        "checkpoint_every": 0,
+        "log_every": 1,
+        "log_resources_every": 0,
+        "num_devices": 1,
+        "model.zero_init_last": True,  # as the recipe was in 0.2.0
+    }
     pairs = (f"--config.{key}={value}" for key, value in (keys | more).items())
     return ["--config=configs/folder.py:fp16,model=cifar_resnet8", *pairs]
 
@@ -106,8 +118,12 @@ def make(commit, python, version):
         train(work / "halted", 3, **{"precision.loss_scale": 1e38, "max_consecutive_skips": 1})
         predicted = call("predict", f"--from={work / 'run'}", folder / CLASSES[0] / "0.png", "--json")
         summaries = [json.loads((work / run / "summary.json").read_text()) for run in ("run", "longer")]
-        facts = {"evaluation": summaries[0]["eval"], "continued": summaries[1]["eval"]}
-        facts |= {"top": json.loads(predicted)["top"], "versions": summaries[0]["versions"]}
+        facts = {
+            "evaluation": summaries[0]["eval"],
+            "continued": summaries[1]["eval"],
+            "top": json.loads(predicted)["top"],
+            "versions": summaries[0]["versions"],
+        }
         for path in (work / "halted" / "nonfinite").glob("*.npz"):
             _compressed(path)
         place.mkdir(parents=True)

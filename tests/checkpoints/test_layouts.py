@@ -46,10 +46,18 @@ def test_names_and_shapes_of_torchvisions_resnet50(monkeypatch):
     monkeypatch.undo()
     tensors = checkpoints.to_tensors(network("resnet50", classes=1000), "torchvision", batches=0)
     assert len(tensors) == 161 + 3 * 53
-    shapes = {"conv1.weight": (64, 3, 7, 7), "bn1.running_var": (64,), "bn1.num_batches_tracked": ()}
-    shapes |= {"layer1.0.conv3.weight": (256, 64, 1, 1), "layer1.0.downsample.0.weight": (256, 64, 1, 1)}
-    shapes |= {"layer1.0.downsample.1.running_mean": (256,), "layer3.5.conv2.weight": (256, 256, 3, 3)}
-    shapes |= {"layer4.2.bn3.bias": (2048,), "fc.weight": (1000, 2048), "fc.bias": (1000,)}
+    shapes = {
+        "conv1.weight": (64, 3, 7, 7),
+        "bn1.running_var": (64,),
+        "bn1.num_batches_tracked": (),
+        "layer1.0.conv3.weight": (256, 64, 1, 1),
+        "layer1.0.downsample.0.weight": (256, 64, 1, 1),
+        "layer1.0.downsample.1.running_mean": (256,),
+        "layer3.5.conv2.weight": (256, 256, 3, 3),
+        "layer4.2.bn3.bias": (2048,),
+        "fc.weight": (1000, 2048),
+        "fc.bias": (1000,),
+    }
     assert {name: tensors[name].shape for name in shapes} == shapes
     assert tensors["bn1.num_batches_tracked"].dtype == np.int64
     assert sum(x.size for name, x in tensors.items() if name.endswith(("weight", "bias"))) == 25_557_032

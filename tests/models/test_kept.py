@@ -16,8 +16,12 @@ from tests.arrays import normal
 from tests.models.networks import random_variables, small
 
 IMAGES = normal(0, (2, 16, 16, 3))
-PATTERNS = ["^/head$|conv_proj$|/norm2$", "^/block_layer2_1$", "^/(block_layer1_1/conv2|final_norm|stem_norm)$"]
-PATTERNS += ["no such module"]
+PATTERNS = [
+    "^/head$|conv_proj$|/norm2$",
+    "^/block_layer2_1$",
+    "^/(block_layer1_1/conv2|final_norm|stem_norm)$",
+    "no such module",
+]
 
 
 def network(preset="fp16", version="1", stage_sizes=(1, 1), **options):

@@ -113,8 +113,12 @@ def badly_scaled(keep: tuple[str, ...] = ()) -> Case:
     return Case(loss, params, (example.x, example.labels))
 
 
-CASES = {"ResNet": resnet, "transformer": transformer, "ResNet, tiny loss": lambda: resnet(loss_by=2.0**-12)}
-CASES |= {"tiny factors, huge logits": badly_scaled}
+CASES = {
+    "ResNet": resnet,
+    "transformer": transformer,
+    "ResNet, tiny loss": lambda: resnet(loss_by=2.0**-12),
+    "tiny factors, huge logits": badly_scaled,
+}
 
 
 @functools.cache

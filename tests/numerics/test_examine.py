@@ -35,9 +35,13 @@ def test_tensors_are_counted_in_order_of_execution():
     rows = by_name(report)
     hidden = X @ PARAMS["b"]
     out = hidden @ PARAMS["a"]
-    expected = {("activation", "b"): hidden, ("gradient", "a"): 2 * out / out.size}
-    expected |= {("gradient", "b"): 2 * out / out.size @ PARAMS["a"].T}
-    expected |= {("weight gradient", "a"): hidden.T @ (2 * out / out.size), ("parameter", "a"): PARAMS["a"]}
+    expected = {
+        ("activation", "b"): hidden,
+        ("gradient", "a"): 2 * out / out.size,
+        ("gradient", "b"): 2 * out / out.size @ PARAMS["a"].T,
+        ("weight gradient", "a"): hidden.T @ (2 * out / out.size),
+        ("parameter", "a"): PARAMS["a"],
+    }
     for key, array in expected.items():
         exponents = np.floor(np.log2(np.abs(array.astype(np.float64))))
         assert (rows[key].exponents.top, rows[key].exponents.bottom) == (exponents.max(), exponents.min())

@@ -58,9 +58,13 @@ def results(labels, predicted, losses, batch=4):
     for start in range(0, len(labels), batch):
         padded = np.repeat(np.arange(start, min(start + batch, len(labels))), 2)
         mask = np.arange(len(padded)) % 2 == 0
-        found = {"label": labels[padded], "predicted": predicted[padded], "loss": losses[padded]}
-        found |= {"top": np.stack([predicted[padded], labels[padded]], 1)}
-        found |= {"probability": np.full((len(padded), 2), [0.75, 0.25], np.float32)}
+        found = {
+            "label": labels[padded],
+            "predicted": predicted[padded],
+            "loss": losses[padded],
+            "top": np.stack([predicted[padded], labels[padded]], 1),
+            "probability": np.full((len(padded), 2), [0.75, 0.25], np.float32),
+        }
         pixels = np.broadcast_to(padded[:, None, None, None], (len(padded), 2, 2, 1)).astype(np.uint8)
         collector.add(2 * start, mask, found, lambda pixels=pixels: pixels)
     return collector.results()

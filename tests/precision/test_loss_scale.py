@@ -94,9 +94,13 @@ def test_invalid_scale_is_refused(bad):
 
 
 # Above 1, but 1 as a float32, the factor would never move the scale.
-OUT_OF_RANGE = {"factor": (1, 0.5, float("nan"), 1 + 1e-9), "period": (0, 1.5, -3, 2**31, 3e9, "3")}
-OUT_OF_RANGE |= {"min_loss_scale": (2.0**16, 0.0), "max_loss_scale": (2.0**14, float("inf"))}
-OUT_OF_RANGE |= {"loss_scale": (2.0**-15,)}
+OUT_OF_RANGE = {
+    "factor": (1, 0.5, float("nan"), 1 + 1e-9),
+    "period": (0, 1.5, -3, 2**31, 3e9, "3"),
+    "min_loss_scale": (2.0**16, 0.0),
+    "max_loss_scale": (2.0**14, float("inf")),
+    "loss_scale": (2.0**-15,),
+}
 
 
 @pytest.mark.parametrize(("name", "bad"), [(name, bad) for name, values in OUT_OF_RANGE.items() for bad in values])

@@ -42,9 +42,12 @@ def batched(scale):
     return jax.tree.map(lambda x: x[1], jax.vmap(lambda x: x)(two))
 
 
-WAYS = {"donated": donated, "batched": batched}
-WAYS |= {"looped": lambda scale: jax.lax.fori_loop(0, 2, lambda _, x: x, scale)}
-WAYS |= {"rebuilt": lambda scale: type(scale)(**fields(scale))}
+WAYS = {
+    "donated": donated,
+    "batched": batched,
+    "looped": lambda scale: jax.lax.fori_loop(0, 2, lambda _, x: x, scale),
+    "rebuilt": lambda scale: type(scale)(**fields(scale)),
+}
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -31,10 +31,18 @@ def policy(names):
 @pytest.mark.parametrize("name", EXPECTED)
 def test_presets_have_the_recorded_dtypes(name):
     network, norms, loss_scale, matmul = EXPECTED[name]
-    implementation = "graph_rewrite" if name.endswith("_rewrite") else "casting"
-    expected = {"name": name, "loss_scale": loss_scale, "implementation": implementation, "matmul_precision": matmul}
-    expected |= {"policy": dataclasses.asdict(policy(network)), "norm_policy": dataclasses.asdict(policy(norms))}
-    assert dataclasses.asdict(get(name)) == expected | {"lists": None, "level": "default", "keep_float32": ""}
+    preset = get(name)
+    assert dataclasses.asdict(preset) == {
+        "name": name,
+        "policy": dataclasses.asdict(policy(network)),
+        "norm_policy": dataclasses.asdict(policy(norms)),
+        "loss_scale": loss_scale,
+        "implementation": "graph_rewrite" if name.endswith("_rewrite") else "casting",
+        "matmul_precision": matmul,
+        "lists": None,
+        "level": "default",
+        "keep_float32": "",
+    }
 
 
 def test_presets_make_loss_scales_and_network_policies():

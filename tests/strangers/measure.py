@@ -31,9 +31,14 @@ def variant(loss, program, half):
     results = len(jax.tree.leaves(traced.out_info[:2]))
     found = [eqn for eqn in equations(traced.jaxpr) if eqn.primitive.name in PRODUCTS]
     activations, weights = saved_bytes(traced.jaxpr, slice(1, 1 + params), results)
-    facts = {"converts": sum(casts(traced.jaxpr, half)), "products": len(found)}
-    facts |= {"half_products": sum(_is_half(eqn, half) for eqn in found), "saved_bytes": activations + weights}
-    facts |= {"saved_bytes_of_data": activations, "equations": sum(1 for _ in equations(traced.jaxpr))}
+    facts = {
+        "converts": sum(casts(traced.jaxpr, half)),
+        "products": len(found),
+        "half_products": sum(_is_half(eqn, half) for eqn in found),
+        "saved_bytes": activations + weights,
+        "saved_bytes_of_data": activations,
+        "equations": sum(1 for _ in equations(traced.jaxpr)),
+    }
     compiled = traced.lower().compile(compiler_options=jax_compat.options_for_one_run())
     return facts, lambda *args: compiled(*args)[:2]
 

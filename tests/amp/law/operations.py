@@ -277,8 +277,14 @@ OTHERS = {
 }
 # Compiled for each program, so that a program has one at most.
 SLOW = ("scan", "scan of losses", "cond", "jit", "remat", "remat dot", "custom_vjp")
-SHAPES = {"n": (ROWS, NARROW), "w": (ROWS, ROWS), "N": (NARROW, NARROW), "U": (NARROW, ROWS), "D": (ROWS, NARROW)}
-SHAPES |= {"W": (ROWS, ROWS)}
+SHAPES = {
+    "n": (ROWS, NARROW),
+    "w": (ROWS, ROWS),
+    "N": (NARROW, NARROW),
+    "U": (NARROW, ROWS),
+    "D": (ROWS, NARROW),
+    "W": (ROWS, ROWS),
+}
 OPS = {
     name: (kind, function, size * arity, size)
     for size in "nw"

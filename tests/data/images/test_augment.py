@@ -31,15 +31,24 @@ def sheared(image, m):
 
 
 LUMA = x @ [0.299, 0.587, 0.114]
-EXPECTED = {("identity", 0.0): x, ("translate_x", 7.9): shifted(x, 0, 7), ("translate_y", -3.2): shifted(x, -3, 0)}
-EXPECTED |= {("translate_x", 32.0): np.zeros_like(x), ("shear_x", 0.5): sheared(x, 0.5)}
-EXPECTED |= {("shear_y", -0.33): sheared(x.swapaxes(0, 1), -0.33).swapaxes(0, 1), ("rotate", 90.0): None}
-EXPECTED |= {("brightness", -0.99): 0.01 * x, ("brightness", 0.5): np.clip(1.5 * x, 0, 255)}
-EXPECTED |= {("color", -0.6): np.clip(LUMA[..., None] + 0.4 * (x - LUMA[..., None]), 0, 255)}
-EXPECTED |= {("contrast", 0.9): np.clip(LUMA.mean() + 1.9 * (x - LUMA.mean()), 0, 255)}
-EXPECTED |= {("posterize", 6.0): IMAGE & 0b11000000, ("posterize", 0.0): x}
-EXPECTED |= {("solarize", 127.5): np.where(x < 127.5, x, 255 - x), ("solarize", 0.0): np.where(x < 255, x, 0)}
-EXPECTED |= {("autocontrast", 0.0): (x - x.min((0, 1))) * 255 / np.ptp(x, (0, 1))}
+EXPECTED = {
+    ("identity", 0.0): x,
+    ("translate_x", 7.9): shifted(x, 0, 7),
+    ("translate_y", -3.2): shifted(x, -3, 0),
+    ("translate_x", 32.0): np.zeros_like(x),
+    ("shear_x", 0.5): sheared(x, 0.5),
+    ("shear_y", -0.33): sheared(x.swapaxes(0, 1), -0.33).swapaxes(0, 1),
+    ("rotate", 90.0): None,
+    ("brightness", -0.99): 0.01 * x,
+    ("brightness", 0.5): np.clip(1.5 * x, 0, 255),
+    ("color", -0.6): np.clip(LUMA[..., None] + 0.4 * (x - LUMA[..., None]), 0, 255),
+    ("contrast", 0.9): np.clip(LUMA.mean() + 1.9 * (x - LUMA.mean()), 0, 255),
+    ("posterize", 6.0): IMAGE & 0b11000000,
+    ("posterize", 0.0): x,
+    ("solarize", 127.5): np.where(x < 127.5, x, 255 - x),
+    ("solarize", 0.0): np.where(x < 255, x, 0),
+    ("autocontrast", 0.0): (x - x.min((0, 1))) * 255 / np.ptp(x, (0, 1)),
+}
 
 
 @pytest.mark.parametrize(("name", "magnitude"), EXPECTED, ids=str)

@@ -67,9 +67,14 @@ def test_jpegs_are_close_to_pillow(kind):
     assert luma.max() <= limits[0] + 1 and luma.mean() <= limits[1] + 0.5
 
 
-PNGS = {"RGB": photo(), "gray": photo("L"), "palette": photo("P")}
-PNGS |= {"RGBA": Image.merge("RGBA", (*photo().split(), photo("L")))}
-PNGS |= {"gray and alpha": Image.merge("LA", (photo("L"), photo("L"))), "1 bit": photo("1")}
+PNGS = {
+    "RGB": photo(),
+    "gray": photo("L"),
+    "palette": photo("P"),
+    "RGBA": Image.merge("RGBA", (*photo().split(), photo("L"))),
+    "gray and alpha": Image.merge("LA", (photo("L"), photo("L"))),
+    "1 bit": photo("1"),
+}
 EXACT = {kind: made.encoded(image, "PNG") for kind, image in PNGS.items()}
 EXACT |= {"WEBP": made.encoded(photo(), "WEBP"), "lossless WEBP": made.encoded(photo(), "WEBP", lossless=True)}
 EXACT |= {"BMP": made.encoded(photo(), "BMP"), "TIFF": made.encoded(photo(), "TIFF", compression="tiff_lzw")}
@@ -228,8 +233,14 @@ def test_shrunk_sides_are_rounded_up(height, width, kind):
 
 
 # All that can be lost is the marker at the end, which nobody needs.
-KINDS = {"JPEG": JPEGS["4:2:0"][0], "progressive": JPEGS["progressive"][0], "CMYK": JPEGS["CMYK"][0]}
-KINDS |= {"PNG": EXACT["RGB"], "turned PNG": made.turned(photo(), 6, "PNG"), "WEBP": EXACT["WEBP"]}
+KINDS = {
+    "JPEG": JPEGS["4:2:0"][0],
+    "progressive": JPEGS["progressive"][0],
+    "CMYK": JPEGS["CMYK"][0],
+    "PNG": EXACT["RGB"],
+    "turned PNG": made.turned(photo(), 6, "PNG"),
+    "WEBP": EXACT["WEBP"],
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -190,11 +190,18 @@ def shrinks(monkeypatch):
     return asked
 
 
-LARGE = [((0, 0, 63, 400), 32, 1), ((0, 0, 64, 64), 32, 2), ((5, 9, 127, 200), 32, 2), ((32, 16, 128, 200), 32, 4)]
-LARGE += [((24, 8, 256, 256), 32, 8), ((0, 0, 320, 400), 16, 8), ((33, 77, 100, 64), 64, 1)]
-
-
-@pytest.mark.parametrize(("box", "size", "shrink"), LARGE)
+@pytest.mark.parametrize(
+    ("box", "size", "shrink"),
+    [
+        ((0, 0, 63, 400), 32, 1),
+        ((0, 0, 64, 64), 32, 2),
+        ((5, 9, 127, 200), 32, 2),
+        ((32, 16, 128, 200), 32, 4),
+        ((24, 8, 256, 256), 32, 8),
+        ((0, 0, 320, 400), 16, 8),
+        ((33, 77, 100, 64), 64, 1),
+    ],
+)
 def test_large_crops_decoded_smaller_look_the_same(box, size, shrink, shrinks):
     pixels, *files = large_photo()
     for data in files:

@@ -274,12 +274,19 @@ def test_variance_of_a_constant_channel_is_not_negative(name):
     assert np.isfinite(out).all() and all((np.asarray(found.var) >= 0).all() for found in statistics)
 
 
-WRONG = [("norm_relu", "scale", "f4", (1,)), ("norm_relu", "bias", "f4", ()), ("norm_relu", "y", "f4", (0, 4, 3))]
-WRONG += [("norm_relu", "y", "f4", (3,)), ("norm_relu", "y", "i4", (2, 4, 3)), ("norm_relu_pool", "y", "f4", (2, 4, 3))]
-WRONG += [("norm_add_relu", "x", "f4", (1, 4, 4, 3)), ("norms_add_relu", "z", "f4", (2, 4, 4, 1))]
-
-
-@pytest.mark.parametrize(("name", "changed", "dtype", "shape"), WRONG)
+@pytest.mark.parametrize(
+    ("name", "changed", "dtype", "shape"),
+    [
+        ("norm_relu", "scale", np.float32, (1,)),
+        ("norm_relu", "bias", np.float32, ()),
+        ("norm_relu", "y", np.float32, (0, 4, 3)),
+        ("norm_relu", "y", np.float32, (3,)),
+        ("norm_relu", "y", np.int32, (2, 4, 3)),
+        ("norm_relu_pool", "y", np.float32, (2, 4, 3)),
+        ("norm_add_relu", "x", np.float32, (1, 4, 4, 3)),
+        ("norms_add_relu", "z", np.float32, (2, 4, 4, 1)),
+    ],
+)
 def test_shapes_that_do_not_fit_are_refused(name, changed, dtype, shape):
     fast, _, kinds = FUNCTIONS[name]
     named = {"mvv": ["y", "scale", "bias"], "mmvv": ["y", "x", "scale", "bias"]}

@@ -14,10 +14,19 @@ import jax.numpy as jnp
 Loss = Callable[..., jax.Array]
 BATCH, TIME, SIZE, WORDS, CLASSES = 4, 16, 32, 64, 10
 # What each module needs to be installed; the distribution comes first.
-MODULES = {"hugging_face": ("transformers", "flax"), "linen": ("flax",), "nnx_models": ("flax",)}
-MODULES |= {"haiku_models": ("dm-haiku", "jmp"), "equinox_models": ("equinox",), "keras_layers": ("keras",)}
-MODULES |= {"graphs": ("jraph",), "probabilistic": ("numpyro",), "solvers": ("diffrax", "optimistix")}
-MODULES |= {"losses": ("optax",), "plain": ("jax",)}
+MODULES = {
+    "hugging_face": ("transformers", "flax"),
+    "linen": ("flax",),
+    "nnx_models": ("flax",),
+    "haiku_models": ("dm-haiku", "jmp"),
+    "equinox_models": ("equinox",),
+    "keras_layers": ("keras",),
+    "graphs": ("jraph",),
+    "probabilistic": ("numpyro",),
+    "solvers": ("diffrax", "optimistix"),
+    "losses": ("optax",),
+    "plain": ("jax",),
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,6 +77,10 @@ def convolutions():
     return network(make, *images(16, 16, 3))
 
 
-PROGRAMS = {"Keras LSTM": lambda: recurrent(layers.LSTM), "Keras GRU": lambda: recurrent(layers.GRU)}
-PROGRAMS |= {"Keras transformer, dropout": transformer, "Keras MLP, batch norm, dropout": mlp}
-PROGRAMS |= {"Keras convolutions": convolutions}
+PROGRAMS = {
+    "Keras LSTM": lambda: recurrent(layers.LSTM),
+    "Keras GRU": lambda: recurrent(layers.GRU),
+    "Keras transformer, dropout": transformer,
+    "Keras MLP, batch norm, dropout": mlp,
+    "Keras convolutions": convolutions,
+}
