@@ -116,7 +116,7 @@ def test_clear_op_with_a_constant_is_exact_only_if_the_constant_is(constant, col
     assert colors(large, X[:, :2]) == f"slice f16, dot f16, max {color}, exp f32"
 
 
-def test_activation_is_stored_in_half_after_a_norm_and_not_after_an_exponential():
+def test_after_a_norm_the_activation_is_stored_in_half():
     kernel = jnp.ones((3, 3, 2, 2))
 
     def block(x):
@@ -133,6 +133,8 @@ def test_activation_is_stored_in_half_after_a_norm_and_not_after_an_exponential(
     found = {(d.primitive, str(d.dtype)) for d in decisions if d.primitive in ("reduce_sum", "rsqrt")}
     assert found == {("reduce_sum", "float32"), ("rsqrt", "float32")}
 
+
+def test_after_an_exponential_a_shared_activation_is_not_stored_in_half():
     def block(x):
         y = relu(lax.exp(dot(x)))
         return lax.sin(dot(y) + y)
@@ -293,7 +295,7 @@ def test_products_of_half_arguments_are_left(dtype):
     np.testing.assert_array_equal(autocast(square)(x), square(x))
 
 
-def test_products_of_integers_and_float64_are_left():
+def test_products_of_integers_are_left():
     counts = jnp.arange(16).reshape(4, 4) + 5000
 
     def both(x, counts):
@@ -303,6 +305,9 @@ def test_products_of_integers_and_float64_are_left():
     product, exact = autocast(both)(X, counts)
     assert (product.dtype, exact.dtype) == (jnp.float32, jnp.int32)
     np.testing.assert_array_equal(exact, lax.dot(counts, counts))
+
+
+def test_float64_is_left_and_noted():
     with jax.enable_x64(True):
         wide = jnp.asarray(X, jnp.float64) / 3
 
@@ -340,7 +345,17 @@ def test_report_counts_conversions_and_colors():
     assert document["decisions"][0]["in_dtypes"] == ["float16", "float16"]
 
 
-def test_decision_names_the_source_line_or_the_cell_of_a_notebook(monkeypatch):
+def test_decision_names_the_cell_of_a_notebook(monkeypatch):
+    class Shell:  # the part of IPython's shell that names cells
+        compile = types.SimpleNamespace(format_code_name={__file__: ("Cell", "In[3]")}.get)
+
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=Shell))
+    assert explain(dot)(X).decisions[0].source.startswith("Cell In[3]:")
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: None))  # no notebook
+    assert "test_coloring.py:" in explain(dot)(X).decisions[0].source
+
+
+def test_decision_names_the_source_line():
     @jax.jit
     def inside(x):
         with jax.named_scope("mine"):
@@ -351,11 +366,3 @@ def test_decision_names_the_source_line_or_the_cell_of_a_notebook(monkeypatch):
     assert "inside" in decision.path and "mine" in decision.path
     assert "test_coloring.py:" in decision.source and "(dot)" in decision.source
     assert decision.in_dtypes == (jnp.float16, jnp.float16) and decision.out_dtypes == (jnp.float32,)
-
-    class Shell:  # the part of IPython's shell that names cells
-        compile = types.SimpleNamespace(format_code_name={__file__: ("Cell", "In[3]")}.get)
-
-    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=Shell))
-    assert explain(dot)(X).decisions[0].source.startswith("Cell In[3]:")
-    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: None))  # no notebook
-    assert "test_coloring.py:" in explain(dot)(X).decisions[0].source

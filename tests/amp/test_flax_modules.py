@@ -49,7 +49,7 @@ def test_running_statistics_and_random_streams_go_on(transform):
     assert own_draws == draws == 3 and len(set(own_losses)) == 3 and np.abs(mean).max() > 0.01
 
 
-def test_modules_and_variables_are_updated_once_and_not_by_explaining():
+def test_module_given_twice_stays_one_module():
     def both(a, b, x):
         return a(x).sum() + b(x).sum()
 
@@ -58,6 +58,9 @@ def test_modules_and_variables_are_updated_once_and_not_by_explaining():
     autocast(both)(own, own, X)
     np.testing.assert_allclose(own.norm.mean[...], plain.norm.mean[...], atol=1e-3)
     assert own.dropout.rngs.count[...] == 2
+
+
+def test_variable_alone_is_updated_and_explaining_changes_nothing():
     counter = nnx.Variable(jnp.zeros(()))
 
     def count(counter, x):
@@ -127,13 +130,16 @@ class Inside(nn.Module):
         return autocast(self.norm)(x)
 
 
-def test_linen_variables_can_be_read_and_must_not_become_tracers():
+def test_linen_variables_that_become_tracers_are_refused():
     with pytest.raises(
         TypeError, match=r"changes params/Dense_0/\w+ of the Inside around it.* autocast\(model.apply\)"
     ):
         Inside(True).init(jax.random.key(0), X)
     with pytest.raises(TypeError, match="of the Inside around it"):
         Inside(True).init(jax.random.key(0), X, method="normalized")
+
+
+def test_linen_variables_can_be_read():
     variables = Inside(False).init(jax.random.key(0), X)
     inner, outer = Inside(True).apply, autocast(Inside(False).apply)
     np.testing.assert_array_equal(inner(variables, X), outer(variables, X))

@@ -17,17 +17,10 @@ LISTS = Lists()
 PUBLIC = sorted({value.name for name, value in vars(primitives).items() if name.endswith("_p")})
 
 
-def test_lists_are_frozen_sets_and_bfloat16_may_square():
+def test_lists_of_names_become_frozen_sets():
     same = Lists(**{category: list(getattr(LISTS, category)) for category in CATEGORIES})
     assert all(isinstance(getattr(same, category), frozenset) for category in CATEGORIES)
     assert same == LISTS != LISTS.replace({"deny": {"tanh"}}) and hash(same) == hash(LISTS)
-    half, brain = Lists.default(jnp.float16), Lists.default(jnp.bfloat16)
-    assert half == Lists() and brain.infer - half.infer == half.deny - brain.deny == {"integer_pow", "square"}
-    assert (brain.allow, brain.clear) == (half.allow, half.clear)
-    assert Lists.parse(None, jnp.bfloat16) == Lists.default(jnp.bfloat16)
-    # Lists are taken as they are, a mapping changes the default of the dtype.
-    assert Lists.parse(LISTS, jnp.bfloat16) is LISTS
-    assert Lists.parse({"deny": {"tanh"}}, jnp.bfloat16) == Lists.default(jnp.bfloat16).replace({"deny": {"tanh"}})
 
 
 @pytest.mark.parametrize(
@@ -48,6 +41,19 @@ def test_category_of_each_primitive(category, members):
     assert {LISTS.category(name) for name in members.split()} == {category}
 
 
+def test_bfloat16_may_square():
+    half, brain = Lists.default(jnp.float16), Lists.default(jnp.bfloat16)
+    assert half == Lists() and brain.infer - half.infer == half.deny - brain.deny == {"integer_pow", "square"}
+    assert (brain.allow, brain.clear) == (half.allow, half.clear)
+
+
+def test_of_takes_none_lists_and_moves():
+    assert Lists.parse(None, jnp.bfloat16) == Lists.default(jnp.bfloat16)
+    # Lists are taken as they are, a mapping changes the default of the dtype.
+    assert Lists.parse(LISTS, jnp.bfloat16) is LISTS
+    assert Lists.parse({"deny": {"tanh"}}, jnp.bfloat16) == Lists.default(jnp.bfloat16).replace({"deny": {"tanh"}})
+
+
 def test_moved_names_leave_their_former_list():
     moved = LISTS.replace({"deny": {"tanh"}})
     assert moved == Lists(LISTS.allow, LISTS.infer - {"tanh"}, LISTS.deny | {"tanh"}, LISTS.clear)
@@ -55,6 +61,9 @@ def test_moved_names_leave_their_former_list():
     moved = LISTS.replace({"deny": ["tanh", "max"], "infer": ("exp",), "unlisted": {"dot_general"}})
     found = {name: moved.category(name) for name in ("tanh", "max", "exp", "dot_general", "sin")}
     assert found == {"tanh": "deny", "max": "deny", "exp": "infer", "dot_general": "unlisted", "sin": "infer"}
+
+
+def test_moving_a_name_to_its_own_list_changes_nothing():
     assert LISTS.replace({"infer": {"tanh"}, "unlisted": {"reduce_precision"}}) == LISTS
     assert LISTS.replace({}) == LISTS and LISTS.replace({"deny": "tanh"}) == LISTS.replace({"deny": {"tanh"}})
     assert LISTS.replace({"deny": primitives.tanh_p}) == LISTS.replace({"deny": {"tanh"}})

@@ -28,7 +28,15 @@ def test_products_have_the_chosen_dtype(dtype):
     assert product_dtypes(jax.make_jaxpr(autocast(jnp.matmul, dtype))(X, W)) == {short}
 
 
-def test_any_callable_can_be_rewritten_and_keeps_its_name():
+def test_name_and_the_signature_stay():
+    def layer(x, w, *, bias=0.0):
+        """A layer."""
+
+    rewritten = autocast(layer)
+    assert (rewritten.__name__, rewritten.__doc__, rewritten.__wrapped__) == ("layer", "A layer.", layer)
+
+
+def test_partial_and_an_object_can_be_rewritten():
     class Layer:
         def __call__(self, x):
             return x @ W
@@ -36,12 +44,6 @@ def test_any_callable_can_be_rewritten_and_keeps_its_name():
     for fn in (functools.partial(jnp.matmul, b=W), Layer(), Layer().__call__):
         close(autocast(fn)(X), X @ W)
         assert product_dtypes(jax.make_jaxpr(autocast(fn))(X)) == {"f16"} and explain(fn)(X).casts_down == 2
-
-    def layer(x, w, *, bias=0.0):
-        """A layer."""
-
-    rewritten = autocast(layer)
-    assert (rewritten.__name__, rewritten.__doc__, rewritten.__wrapped__) == ("layer", "A layer.", layer)
 
 
 def test_results_keep_the_pytree_structure():

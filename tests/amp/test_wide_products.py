@@ -120,7 +120,7 @@ def test_accelerators_multiply_half_operands(platform, half):
     assert f"(tensor<24x6x{short}>, tensor<6x6x{short}>) -> tensor<24x6xf32>" in product
 
 
-def test_product_is_half_if_float32_needs_more_memory_or_the_program_says_so():
+def test_product_is_half_if_float32_needs_more_memory():
     vocabulary = normal(3, (6, 50))
 
     def cross_entropy(x, w):
@@ -139,6 +139,9 @@ def test_product_is_half_if_float32_needs_more_memory_or_the_program_says_so():
     attention = autocast(lambda x: jax.nn.softmax(x @ x.T) @ x)
     assert written(attention, X) == "f16 f32"  # 24 x 24 logits of 24 x 6
     assert written(attention, X[:4]) == "f32 f32"
+
+
+def test_conversions_of_the_program_and_chosen_products_are_left():
     assert written(autocast(lambda x: (x @ W).astype("float16")), X) == "f16"
     policy = jax.checkpoint_policies.dots_saveable
     assert written(autocast(jax.checkpoint(lambda x: x @ W, policy=policy)), X) == "f16"

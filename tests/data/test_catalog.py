@@ -55,21 +55,24 @@ def test_class_0_may_be_the_background(tmp_path):
     )
 
 
-def test_labels_without_a_class_0_stay():
+def test_missing_label_does_not_become_the_background():
+    unlabeled = made.Part([Example(b"", -1)])
+    assert examples.with_background(Dataset(unlabeled, unlabeled, ("a",))).train[0].label == -1
+
+
+def test_synthetic_labels_have_no_background():
     options = {"image_size": 2, "batch_size": 60, "num_classes": 5, "train_examples": 77}
     plain, same = (load("synthetic", **options, background=background) for background in (False, True))
     [one], [other] = plain.eval_batches(60), same.eval_batches(60)
     np.testing.assert_array_equal(one["label"], other["label"])
     assert plain.num_classes == same.num_classes
-    unlabeled = made.Part([Example(b"", -1)])
-    assert examples.with_background(Dataset(unlabeled, unlabeled, ("a",))).train[0].label == -1
 
 
 def message(name, **options):
     return made.message(load, name, **{"image_size": 8, "batch_size": 4, **options})
 
 
-def test_missing_data_set_is_explained(tmp_path, monkeypatch):
+def test_missing_data_set_names_the_searched_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
     assert f"no {tmp_path}/tensorflow_datasets/flowers/VERSION" in message("tfds:flowers")
@@ -77,13 +80,19 @@ def test_missing_data_set_is_explained(tmp_path, monkeypatch):
     assert f"no {tmp_path}/elsewhere/flowers/VERSION" in message("tfds:flowers")
     assert f"is not in {tmp_path}/elsewhere:" in message("cifar10", image_size=32)
     assert f"no {tmp_path}/given/flowers/VERSION" in message("tfds:flowers", dir="~/given")
+
+
+def test_directory_too_deep_is_recognised(tmp_path):
     directory = made.prepare(tmp_path, "flowers", {"train": made.examples(2)}, shards=1)
     assert "configs" not in message("tfds:", dir=str(tmp_path))  # without a name
     text = message("tfds:flowers", dir=str(directory))
     assert f"{directory} is a data set itself: give the directory above its name as --config.data.dir" in text
-    made.write_tfrecord(tmp_path / "birds" / "1.0.0" / "birds-train.tfrecord-00000-of-00001", [b"x"])
-    text = message("tfds:birds", dir=str(tmp_path))
-    assert f"({tmp_path}/birds/1.0.0 holds TFRecord files, but not the dataset_info.json" in text
+
+
+def test_stray_tfrecord_files_are_mentioned(tmp_path):
+    made.write_tfrecord(tmp_path / "flowers" / "1.0.0" / "flowers-train.tfrecord-00000-of-00001", [b"x"])
+    text = message("tfds:flowers", dir=str(tmp_path))
+    assert f"({tmp_path}/flowers/1.0.0 holds TFRecord files, but not the dataset_info.json" in text
 
 
 def test_folder_that_may_not_be_read_is_one_line(tmp_path, monkeypatch):

@@ -207,7 +207,7 @@ def test_commands_use_onednn_where_it_was_measured_to_be_faster(instructions, wi
     assert not compiler_options(found["bf16"], "gpu") and not compiler_options(networks["bf16"], "cpu")
 
 
-def test_onednn_needs_500_steps_a_dtype_and_options_it_knows_and_a_new_jax(monkeypatch):
+def test_onednn_needs_500_steps_a_dtype_it_knows_and_a_new_jax(monkeypatch):
     monkeypatch.setattr(models.onednn, "knows_options", lambda *options: True)
     monkeypatch.setattr(models.onednn.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(models.onednn, "_FIRST_JAX", (0, 1))
@@ -216,6 +216,9 @@ def test_onednn_needs_500_steps_a_dtype_and_options_it_knows_and_a_new_jax(monke
     assert not models.onednn.is_faster(jnp.bfloat16, 499)
     monkeypatch.setattr(models.onednn, "_FIRST_JAX", (99,))
     assert not models.onednn.is_faster(jnp.float32, 1000)
+
+
+def test_option_that_xla_does_not_have_is_no_error(monkeypatch):
     monkeypatch.setattr(jax_compat, "_SOUND", {"xla_cpu_no_such_option": True})
     assert jax_compat.sound_options("cpu") == {}
 

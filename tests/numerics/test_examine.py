@@ -119,7 +119,7 @@ def test_half_activations_and_a_loss_without_taps_are_noted():
     assert [row.kind for row in bare.rows] == ["weight gradient", "parameter"]
 
 
-def test_trees_may_contain_functions_integers_and_more_results():
+def test_some_names_alone_integers_and_more_results():
     params = PARAMS | {"table": np.arange(4)}
 
     def fn(params, x, labels):
@@ -127,12 +127,6 @@ def test_trees_may_contain_functions_integers_and_more_results():
 
     report = examine(fn, params, X, np.arange(3), select="^a$", has_aux=True)
     assert [(row.kind, row.name) for row in report.rows] == [(kind, "a") for kind in KINDS]
-    x = normal(0, (8, 4))
-    tree = {"weight": jnp.eye(4), "activation": jnp.tanh, "width": 4}
-    report = examine(lambda p, x: jnp.mean(p["activation"](x @ p["weight"])), tree, x)
-    assert [row.name for row in report.rows if row.kind == "parameter"] == ["weight"]
-    with pytest.raises(ValueError, match="no floating-point array to differentiate: f is PjitFunction"):
-        examine(lambda p, x: x.sum(), {"f": jnp.sin}, x)
 
 
 @jax.custom_vjp
@@ -162,6 +156,15 @@ ruled.defvjp(lambda x: (ruled(x), None), lambda _, g: (2 * g,))
 def test_mistakes_are_refused(fn, params, options, message):
     with pytest.raises(ValueError, match=message):
         examine(fn, params, X, **options)
+
+
+def test_parameter_trees_may_contain_functions():
+    x = normal(0, (8, 4))
+    tree = {"weight": jnp.eye(4), "activation": jnp.tanh, "width": 4}
+    report = examine(lambda p, x: jnp.mean(p["activation"](x @ p["weight"])), tree, x)
+    assert [row.name for row in report.rows if row.kind == "parameter"] == ["weight"]
+    with pytest.raises(ValueError, match="no floating-point array to differentiate: f is PjitFunction"):
+        examine(lambda p, x: x.sum(), {"f": jnp.sin}, x)
 
 
 def hidden_gradients(log2_input, log2_loss):

@@ -96,15 +96,13 @@ def test_hidden_infinity_is_named(fn, primitive):
     )
 
 
-def test_gradients_are_backward_and_advise_a_smaller_scale():
+def test_factor_of_a_derivative_is_backward():
     """The derivative of a norm at 0 divides in the forward pass, at a line without a division."""
     origin = first_nonfinite(jax.grad(lambda x: 2 * jnp.linalg.norm(x)), zeros(3)).origin
     assert origin.array.primitive == "div" and origin.array.direction.startswith("backward (a factor")
     assert "backward (a factor of the derivative, computed in the forward pass): div" in str(origin)
     origin = first_nonfinite(jax.grad(lambda x: jnp.sqrt(jnp.exp(x)).sum()), full(3, 100.0)).origin
     assert (origin.array.primitive, origin.array.direction) == ("exp", "forward")
-    origin = first_nonfinite(jax.grad(lambda x: (x.astype(jnp.float32) * 1e5).sum()), ones((2,), F16)).origin
-    assert (origin.array.direction, origin.advice) == ("backward", "Try a smaller loss scale")
 
 
 def test_direction_is_known_inside_checkpoint_and_custom_rules():
@@ -203,6 +201,11 @@ def test_equal_layers_are_told_apart_by_number_and_caller():
     )
 
 
+def test_gradient_beyond_float16_advises_a_smaller_scale():
+    origin = first_nonfinite(jax.grad(lambda x: (x.astype(jnp.float32) * 1e5).sum()), ones((2,), F16)).origin
+    assert (origin.array.direction, origin.advice) == ("backward", "Try a smaller loss scale")
+
+
 def test_arguments_except_arrays_pass_unchanged():
     """As the layers of an Equinox module, which has functions among its leaves."""
 
@@ -217,12 +220,6 @@ def test_arguments_except_arrays_pass_unchanged():
     for text in (str(finding), str(finding.origin)):
         assert "log, float32[2,4]" in text and f"{__file__}:" in text and len(text.splitlines()) == 1
 
-    def fn(x, rows, is_logged):  # a size and a switch
-        return jnp.log(x.reshape(rows, -1) - 1.0) if is_logged else x
-
-    assert first_nonfinite(fn, ones((4,)), 2, False).origin is None
-    assert first_nonfinite(fn, ones((4,)), 2, True).origin.array.primitive == "log"
-
 
 def test_variables_of_an_nnx_module_have_paths():
     nnx = pytest.importorskip("flax.nnx")
@@ -231,6 +228,14 @@ def test_variables_of_an_nnx_module_have_paths():
     finding = first_nonfinite(lambda m, x: m(x), module, jnp.arange(12.0).reshape(4, 3), names=("norm", "x"))
     assert finding.origin.is_argument and finding.origin.array.path == "norm/scale"
     assert not module.mean[...].any()
+
+
+def test_numbers_of_python_are_passed_unchanged():
+    def fn(x, rows, is_logged):  # a size and a switch
+        return jnp.log(x.reshape(rows, -1) - 1.0) if is_logged else x
+
+    assert first_nonfinite(fn, ones((4,)), 2, False).origin is None
+    assert first_nonfinite(fn, ones((4,)), 2, True).origin.array.primitive == "log"
 
 
 def test_operations_of_jax_have_the_line_of_the_call():

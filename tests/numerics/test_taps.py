@@ -93,18 +93,10 @@ def test_every_element_is_counted_and_no_number_is_changed(fn, outer):
     assert (found["hidden"].executions, found["out"].executions) == (3 * times, times)
 
 
-def test_without_statistics_or_taps_there_is_nothing():
+def test_without_statistics_a_tap_is_nothing():
     assert taps.tap(X, "x") is X
     bare = jax.make_jaxpr(lambda ws, x: loss(ws, x))(WEIGHTS, X)
     assert "custom_vjp" not in str(bare) and taps._capture.get() is None
-    with pytest.raises(ValueError, match=r"executes no tap; call numerics\.tap"):
-        taps.tapped_value_and_grad(lambda x: x.sum())(X)
-
-    def branches(x, which):
-        return jax.lax.cond(which, lambda x: taps.tap(x, "yes"), lambda x: taps.tap(2 * x, "no"), x).sum()
-
-    statistics = jax.jit(taps.tapped_value_and_grad(branches))(X, True)[2]
-    assert {name: tapped.executions for name, tapped in taps.read(statistics).items()} == {"yes": 1}
 
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
@@ -141,6 +133,17 @@ def test_counts_are_exact_beyond_2_to_the_24():
     statistics = jax.jit(taps.tapped_value_and_grad(lambda x: taps.tap(x, "x").astype(jnp.float32).sum()))(x)[2]
     found = taps.read(statistics)["x"]
     assert found.value.size == found.gradient.size == size and found.value.counts[127] == size
+
+
+def test_function_without_taps_reports_nothing():
+    with pytest.raises(ValueError, match=r"executes no tap; call numerics\.tap"):
+        taps.tapped_value_and_grad(lambda x: x.sum())(X)
+
+    def branches(x, which):
+        return jax.lax.cond(which, lambda x: taps.tap(x, "yes"), lambda x: taps.tap(2 * x, "no"), x).sum()
+
+    statistics = jax.jit(taps.tapped_value_and_grad(branches))(X, True)[2]
+    assert {name: tapped.executions for name, tapped in taps.read(statistics).items()} == {"yes": 1}
 
 
 @pytest.mark.parametrize(("select", "names"), [("out", ("out",)), ("outer", ()), (["hidden"], ("hidden",)), ([], ())])

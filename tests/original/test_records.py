@@ -44,13 +44,9 @@ def whole(paths):
     return records.TFRecordFiles([records.Part(path) for path in paths])
 
 
-def test_records_of_all_files_in_order(paths, tmp_path):
+def test_records_of_all_files_in_order(paths):
     assert read(whole(paths)) == CONTENT and read(pickle.loads(pickle.dumps(whole(paths)))) == CONTENT
     assert read(whole(paths[::-1])) == CONTENT[8:] + CONTENT[6:8] + CONTENT[:6]
-    assert len(records.TFRecordFiles([records.Part(paths[0], 0, 0)])) == 0
-    (tmp_path / "empty").touch()
-    empty = str(tmp_path / "empty")
-    assert records.record_spans(empty).shape == (0, 2) and read(whole([empty, paths[1], empty])) == CONTENT[6:8]
 
 
 @pytest.mark.parametrize(("skip", "take"), [(0, None), (0, 3), (2, None), (2, 3), (6, None), (0, 0), (5, 1)])
@@ -59,6 +55,13 @@ def test_some_records_of_a_file(paths, skip, take):
     files = records.TFRecordFiles([records.Part(paths[1]), part, records.Part(paths[2], 1, 2)])
     stop = None if take is None else skip + take
     assert read(files) == CONTENT[6:8] + CONTENT[:6][skip:stop] + CONTENT[9:11]
+
+
+def test_no_records_at_all(paths, tmp_path):
+    assert len(records.TFRecordFiles([records.Part(paths[0], 0, 0)])) == 0
+    (tmp_path / "empty").touch()
+    empty = str(tmp_path / "empty")
+    assert records.record_spans(empty).shape == (0, 2) and read(whole([empty, paths[1], empty])) == CONTENT[6:8]
 
 
 def test_index_is_kept(paths, indexed, cache):

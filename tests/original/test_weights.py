@@ -58,6 +58,9 @@ def test_numbers_are_the_order_of_the_graph():
     ):
         np.testing.assert_array_equal(tensors[ours], variables[f"scope/{theirs}"])
     assert len(tensors) == len(variables)
+
+
+def test_variables_outside_the_network_are_named():
     note = names.find_network(small_r1() | {"tower/embedding": normal(3), "other/bias": normal(2)})[1]
     assert note.endswith("left out, as they are not of the network: other/bias, tower/embedding")
 

@@ -76,11 +76,17 @@ def test_check_finds_every_fault(dirty, capsys):
     assert report["modes"] == modes | {"RGB": 8} and report["orientations"] == {"6": 1}
     assert report["sizes"] == {"smallest": [16, 12], "median": [16, 12], "largest": [48, 64]}
     assert "1 .heic is not read" in report["note"] and report["few_images"] == {"cat": 5, "dog": 8}
+
+
+def test_images_above_the_limit_count_as_damaged(dirty, capsys):
     damaged = json.loads(run(capsys, dirty, "--json", "--max_pixels=200")[1])["damaged"]
     large = {"train/cat/turned.jpg", "val/dog/large.jpg"}
     assert {image["file"] for image in damaged if "at most 200 in all" in image["reason"]} == large
     status, _, err = run(capsys, dirty, "--max_pixels=0")
     assert (status, err) == (2, "mixedres: --max_pixels is 0; it must be at least 1\n")
+
+
+def test_text_lists_faults_and_next_command(dirty, capsys):
     lines = run(capsys, dirty)[1].splitlines()
     assert {"3 damaged files:", "  train/cat/empty.png: the file is empty"} < set(lines)
     assert "  train/dog/a.jpg = val/dog/same.jpg (equal pixels)" in lines

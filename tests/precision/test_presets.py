@@ -45,17 +45,12 @@ def test_presets_have_the_recorded_dtypes(name):
     }
 
 
-def test_presets_make_loss_scales_and_network_policies():
+def test_presets_make_loss_scales():
     assert list(PRESETS) == list(EXPECTED)
     kinds = {"bf16": NoOpLossScale, "fp16": DynamicLossScale, "fp16_static": StaticLossScale}
     assert {name: type(get(name).make_loss_scale()) for name in kinds} == kinds
     made = get("fp16").make_loss_scale(loss_scale=4.0, period=7, factor=4.0, max_loss_scale=8.0)
     assert (made.loss_scale, made.period, made.factor, made.max_loss_scale) == (4, 7, 4, 8)
-    full = policy("f32 f32 f32")
-    assert get("fp16_rewrite").network_policies == (full, full)
-    assert get("fp16").network_policies == (get("fp16").policy, get("fp16").norm_policy)
-    given = policy("f32 bf16 f16")
-    assert parse_policy(given) is given and parse_policy(str(given)) == given
 
 
 @pytest.mark.parametrize(
@@ -97,6 +92,17 @@ def test_float64_without_x64_is_refused(given):
         parse_policy(given)
     with pytest.raises(ValueError, match=r"float64.*JAX_ENABLE_X64=1"):
         get("fp32", norm_policy=given)
+
+
+def test_policy_object_is_returned_unchanged():
+    given = policy("f32 bf16 f16")
+    assert parse_policy(given) is given and parse_policy(str(given)) == given
+
+
+def test_network_policies_of_presets():
+    full = policy("f32 f32 f32")
+    assert get("fp16_rewrite").network_policies == (full, full)
+    assert get("fp16").network_policies == (get("fp16").policy, get("fp16").norm_policy)
 
 
 def test_rewrite_of_a_function():

@@ -68,17 +68,31 @@ def test_peaks_of_lars(batch, peak, warmup):
     np.testing.assert_allclose(experiment.learning_rate(experiment.total_steps), 1e-4, rtol=1e-5)
 
 
-def test_keys_reach_model_optimizer_and_rewrite():
+def test_steps_take_the_place_of_epochs():
+    config = run_cases.tiny()
+    config.epochs = 5
+    assert build(config).total_steps == 6
+    config.steps = None
+    assert build(config).total_steps == 20
+
+
+def test_model_gets_policy_statistics_and_matmul_precision():
     experiment = build(run_cases.tiny("fp16", batch_norm__sync=True, batch_norm__momentum=0.5))
     assert experiment.model.policy.compute_dtype == jnp.float16 and experiment.model.policy.param_dtype == jnp.float32
     assert experiment.model.axis_name == "data" and experiment.model.momentum == 0.5
     assert build(run_cases.tiny("fp32")).model.precision == "highest"
     assert build(run_cases.tiny("tf32")).model.precision == "tensorfloat32"
+
+
+def test_loss_scale_options_reach_the_optimizer():
     texts = {"initial": 64.0, "period": 7, "factor": 4.0, "min": 2.0, "max": 128.0}
     config = run_cases.tiny("fp16", **{f"loss_scale__{key}": value for key, value in texts.items()})
     scale = build(config).tx.init({}).loss_scale
     found = (scale.loss_scale, scale.period, scale.factor, scale.min_loss_scale, scale.max_loss_scale)
     assert [float(x) for x in found] == [64, 7, 4, 2, 128]
+
+
+def test_lists_and_level_of_the_config_reach_the_rewrite():
     config = resolve("digits", "fp16_rewrite")
     config.autocast.deny = "tanh, logistic"
     config.autocast.unlisted = "select_n"
@@ -86,11 +100,6 @@ def test_keys_reach_model_optimizer_and_rewrite():
     chosen = build(config).precision
     assert chosen.implementation == "graph_rewrite" and chosen.level == "infer_as_deny"
     assert [chosen.lists.category(name) for name in ("tanh", "logistic", "select_n")] == ["deny", "deny", "unlisted"]
-    config = run_cases.tiny()
-    config.epochs = 5
-    assert build(config).total_steps == 6
-    config.steps = None
-    assert build(config).total_steps == 20
 
 
 @pytest.mark.usefixtures("small_network")
