@@ -30,15 +30,16 @@ def names(data_set, part):
     return found
 
 
-PARTS = ["train:val", "Train:Validation", "training:testing", "TRAINING:Evaluation", "train:validate", "train:dev"]
-PARTS += ["train2017:val2017", "Train images:Test images"]
-# As Kaggle's archives unpack.
-PARTS += ["seg_train/seg_train:seg_test/seg_test", "training_set/training_set:test_set/test_set"]
+PARTS = [
+    *(("train", "val"), ("Train", "Validation"), ("training", "testing"), ("TRAINING", "Evaluation")),
+    *(("train", "validate"), ("train", "dev"), ("train2017", "val2017"), ("Train images", "Test images")),
+    # As Kaggle's archives unpack.
+    *(("seg_train/seg_train", "seg_test/seg_test"), ("training_set/training_set", "test_set/test_set")),
+]
 
 
-@pytest.mark.parametrize("parts", PARTS)
-def test_train_and_val_folders_become_two_parts(tmp_path, parts):
-    train, test = parts.split(":")
+@pytest.mark.parametrize(("train", "test"), PARTS)
+def test_train_and_val_folders_become_two_parts(tmp_path, train, test):
     fill(tmp_path, f"{train}/b/1.jpg", f"{train}/b/2.jpg", f"{train}/a/9.jpg", f"{train}/c/1.jpg")
     fill(tmp_path, f"{test}/c/4.jpg", f"{test}/b/3.jpg")  # not every class need be there
     data_set = data.scan(tmp_path)
