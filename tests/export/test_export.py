@@ -179,6 +179,14 @@ def test_loader_reads_every_mode_as_predict_does(preprocessing, place, tmp_path)
     assert "floating-point numbers of an unknown range" in cropped(str(tmp_path / "F.tiff"), spec)
 
 
+# A process of its own, because TensorFlow is imported; its network is as small as that of the run.
+EXPORT = """
+import sys, pytest
+from tests import run_command
+from tests.train import run_cases
+run_cases.shrink(pytest.MonkeyPatch())
+sys.exit(run_command("export", *sys.argv[1:]))
+"""
 TENSORFLOW = """
 import sys, numpy as np, tensorflow as tf
 network = tf.saved_model.load(sys.argv[1])
@@ -195,8 +203,8 @@ np.savez(sys.argv[3], pictures=pictures["probabilities"], **{name: found[name].n
 def test_saved_model_computes_the_same(precision, tolerance, place, tmp_path):
     pytest.importorskip("tensorflow", reason="needs the extra tf")
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "mixedres.export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}"]
-    subprocess.run([*command, f"--precision={precision}", "--saved_model"], env=environment, check=True, timeout=300)
+    export = [f"--from={place / 'run'}", f"--to={tmp_path / 'to'}", f"--precision={precision}", "--saved_model"]
+    subprocess.run([sys.executable, "-c", EXPORT, *export], env=environment, check=True, timeout=300)
     assert "saved_model/" in (tmp_path / "to" / "README.md").read_text()
     paths, images = images_of(place, 7)
     np.save(tmp_path / "images.npy", images)
