@@ -65,7 +65,7 @@ LINES = {
     "photographs": 1105,
     "trackers": 211,
     "javascript": 499,
-    "tests": 28248,
+    "tests": 28256,
     "experiments": 6807,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
