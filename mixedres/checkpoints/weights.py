@@ -15,7 +15,7 @@ from mixedres._internal.errors import MismatchError, WeightsError, listed
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import layouts
 from mixedres.checkpoints.documents import Facts
-from mixedres.data import InputSpec, get_preprocessing
+from mixedres.data import PREPROCESSINGS, InputSpec, get_preprocessing
 
 # Fields of `mixedres.models.Network` and their defaults here.
 _FIELDS: Record = {"norm_policy": None, "precision": None, "keep_float32": ""}
@@ -209,7 +209,7 @@ class WeightsFile(Facts):
         notes, (before, now) = [], (self.input["shape"][0], spec.shape[0])
         theirs, ours = ([given["mean"] or [], given["std"] or []] for given in (self.input, spec.to_json()))
         if not _alike(theirs, ours):
-            fits = [name for name in ("official", "torch") if _alike(theirs, get_preprocessing(name).normalization(3))]
+            fits = [name for name in PREPROCESSINGS if _alike(theirs, get_preprocessing(name).normalization(3))]
             advice = f"; set config.data.preprocessing={fits[0]}" if fits else ""
             notes.append(
                 f"they are for images with other means or deviations than config.data.preprocessing gives here{advice}"

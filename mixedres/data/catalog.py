@@ -62,7 +62,7 @@ def _cifar10(options: Options) -> Source:
         found: Dataset = SOURCES["tfds:"](dataclasses.replace(options, train_split=None, eval_split=None), "cifar10")
         return found
 
-    return load_cifar10(options, prepared)
+    return load_cifar10(options, prepared if "tfds:" in SOURCES else None)
 
 
 def _idx(options: Options) -> Source:

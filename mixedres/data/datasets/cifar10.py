@@ -38,7 +38,7 @@ MD5 = {
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
-def load_cifar10(options: Options, prepared: Callable[[], Dataset]) -> InMemory:
+def load_cifar10(options: Options, prepared: Callable[[], Dataset] | None) -> InMemory:
     """Returns CIFAR-10 in memory, with uint8 images that the network's input function standardizes one by one.
 
     Reads the binary or Python version, as a folder or .tar.gz, or cifar10 as TensorFlow Datasets prepares it.
@@ -51,7 +51,7 @@ def load_cifar10(options: Options, prepared: Callable[[], Dataset]) -> InMemory:
     return InMemory(*train, *test, num_classes=len(CLASSES), class_names=CLASSES, **options.in_memory)
 
 
-def _arrays(root: pathlib.Path, prepared: Callable[[], Dataset]) -> tuple[Arrays, Arrays]:
+def _arrays(root: pathlib.Path, prepared: Callable[[], Dataset] | None) -> tuple[Arrays, Arrays]:
     """Returns the training and the test images of the first form that `root` holds."""
     for folder, archive, suffix, parse in _ARCHIVES:
         names = [f"{name}{suffix}" for name in (*_TRAIN_FILES, "test_batch")]
@@ -66,7 +66,7 @@ def _arrays(root: pathlib.Path, prepared: Callable[[], Dataset]) -> tuple[Arrays
         *train, test = [parse(held[name], name) for name in names]
         images, labels = zip(*train, strict=True)
         return (np.concatenate(images), np.concatenate(labels)), test
-    if any((root / "cifar10").glob("*/dataset_info.json")):
+    if prepared is not None and any((root / "cifar10").glob("*/dataset_info.json")):
         data_set = prepared()
         return _decode_all(data_set.train), _decode_all(data_set.eval)
     raise ValueError(
