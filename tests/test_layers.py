@@ -61,7 +61,7 @@ LINES = {
     "export": 616,
     "hosts": 470,
     "original": 1144,
-    "other_libraries": 455,
+    "other_libraries": 454,
     "photographs": 1105,
     "trackers": 211,
     "javascript": 499,

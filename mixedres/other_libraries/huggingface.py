@@ -83,8 +83,7 @@ def facts_of_transformers(file: pathlib.Path) -> Record:
     if config.is_file():
         known["version"], known["class_names"] = read_network_config(config)
     if processor.is_file():
-        known["input"] = read_processor_config(processor)
-        known["note"] = _note_on_filter(_read_object(processor), processor)
+        known |= read_processor_config(processor)
     return known
 
 
@@ -171,15 +170,14 @@ def read_timm_config(path: pathlib.Path) -> Record:
 
 
 def read_processor_config(path: pathlib.Path) -> Record:
-    """Returns the network's input, as `mixedres.data.InputSpec.from_json` takes it.
+    """Returns the network's 'input', as `mixedres.data.InputSpec.from_json` takes it, and a 'note' on its filter.
 
     Raises ValueError if the file is no preprocessor_config.json of transformers, or of another processor than those
     that cut out the center of an image.
     """
     config = _read_object(path)
     _refuse_others(config, _PREPROCESSING, path)
-    _note_on_filter(config, path)
-    kind = _kind(config)
+    note, kind = _note_on_filter(config, path), _kind(config)
     crops = bool(config.get("do_center_crop") and config.get("crop_size"))
     if not kind.startswith(_KINDS) or (kind.startswith("Bit") and not crops):
         without = "" if crops else " without a center crop"
@@ -201,7 +199,8 @@ def read_processor_config(path: pathlib.Path) -> Record:
         mean, std = ([255.0 * value for value in config[key]] for key in ("image_mean", "image_std"))
     except (KeyError, TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"{path} is not a config of an image processor ({error!r})") from None
-    return {"shape": [side, side, len(mean)], "mean": mean, "std": std, "crop_pct": crop_pct, "resize": "area"}
+    spec = {"shape": [side, side, len(mean)], "mean": mean, "std": std, "crop_pct": crop_pct, "resize": "area"}
+    return {"input": spec, "note": note}
 
 
 def config_files(file: WeightsFile) -> dict[str, Record]:

@@ -46,7 +46,7 @@ def written(tmp_path, content):
     ],
 )
 def test_input_of_published_networks(changed, side, crop_pct, tmp_path):
-    found = InputSpec.from_json(huggingface.read_processor_config(written(tmp_path, MICROSOFT | changed)))
+    found = InputSpec.from_json(huggingface.read_processor_config(written(tmp_path, MICROSOFT | changed))["input"])
     torch = preprocessing.get_preprocessing("torch").input_spec(224)
     assert (found.shape, found.crop_pct, found.resize) == ((side, side, 3), crop_pct, "area")
     np.testing.assert_allclose([*found.mean, *found.std], [*torch.mean, *torch.std], rtol=1e-6)
@@ -57,7 +57,7 @@ def test_written_config_is_read_back(tmp_path):
     whole = dataclasses.replace(torch.input_spec(384), crop_pct=1.0)
     for spec in (torch.input_spec(224), torch.input_spec(448), whole, torch.input_spec(32, channels=1)):
         path = written(tmp_path, huggingface.processor_config(spec.to_json()))
-        found = InputSpec.from_json(huggingface.read_processor_config(path))
+        found = InputSpec.from_json(huggingface.read_processor_config(path)["input"])
         assert (found.shape, found.crop_pct) == (spec.shape, spec.crop_pct)
         np.testing.assert_allclose([*found.mean, *found.std], [*spec.mean, *spec.std], rtol=1e-12)
     # Every image by itself: transformers cannot.
