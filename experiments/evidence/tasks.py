@@ -125,7 +125,7 @@ def gru(width: int = 96) -> Task:
         inputs = jnp.moveaxis(p["table"][text], 1, 0)
         return jnp.moveaxis(jax.lax.scan(cell, jnp.zeros((len(text), width)), inputs)[1], 0, 1) @ p["head"]
 
-    return text_task(weights, logits, rate=4e-3, steps=1000, sure_steps=600)
+    return text_task(weights, logits, rate=4e-3, steps=1000, sure_steps=1000)
 
 
 def graph(width: int = 16, heads: int = 4, layers: int = 3) -> Task:
