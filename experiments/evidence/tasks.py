@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import importlib.util
-import itertools
 import pathlib
 import sysconfig
 from collections.abc import Callable
@@ -45,13 +44,10 @@ class Task:
 def initial(**shapes: tuple[int, ...]) -> Callable[[jax.Array], Weights]:
     """Returns a function of a key: gains of 1 for one axis, else random weights that keep the variance of inputs."""
 
-    def weights(key: jax.Array) -> Weights:
-        keys = dict(zip(shapes, jax.random.split(key, len(shapes)), strict=True))
-        matrices = {name: shape for name, shape in shapes.items() if len(shape) > 1}
-        found = {name: jax.random.normal(keys[name], s) / np.sqrt(np.prod(s[:-1])) for name, s in matrices.items()}
-        return found | {name: jnp.ones(shape) for name, shape in shapes.items() if len(shape) == 1}
+    def weight(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        return jnp.ones(shape) if len(shape) == 1 else jax.random.normal(key, shape) / np.sqrt(np.prod(shape[:-1]))
 
-    return weights
+    return lambda key: dict(zip(shapes, map(weight, jax.random.split(key, len(shapes)), shapes.values()), strict=True))
 
 
 def norm(x: jax.Array, gain: jax.Array, axes: int | tuple[int, ...] = -1) -> jax.Array:
@@ -91,8 +87,8 @@ def gpt(width: int = 32, layers: int = 2, heads: int = 4) -> Task:
     """Returns a transformer with its norms before the layers, and with its table as the head."""
     shapes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
     shapes |= {"gain1": (width,), "gain2": (width,)}
-    names = {f"{name}{i}": shape for i, (name, shape) in itertools.product(range(layers), shapes.items())}
-    weights = initial(table=(CHARACTERS, width), place=(LENGTH, width), gain=(width,), **names)
+    tables = {"table": (CHARACTERS, width), "place": (LENGTH, width), "gain": (width,)}
+    weights = initial(**tables, **{f"{name}{i}": shapes[name] for i in range(layers) for name in shapes})
 
     def attend(qkv: jax.Array) -> jax.Array:
         q, k, v = jnp.moveaxis(qkv.reshape(*qkv.shape[:2], 3, heads, -1), 2, 0)
@@ -146,7 +142,6 @@ def graph(width: int = 16, heads: int = 4, layers: int = 3) -> Task:
     features[hidden] = is_hidden
     size = width * heads
     shapes = {"dense": (size, size), "gain": (size,), "sender": (width, heads), "receiver": (width, heads)}
-    names = {f"{name}{i}": shape for i, (name, shape) in itertools.product(range(layers), shapes.items())}
 
     def attend(h: jax.Array, senders: jax.Array, receivers: jax.Array, edges: Any) -> jax.Array:
         sender, receiver = edges.T
@@ -166,7 +161,8 @@ def graph(width: int = 16, heads: int = 4, layers: int = 3) -> Task:
     def batch(generator: np.random.Generator) -> Batch:
         return {"edges": edges, "nodes": generator.choice(known, 128, replace=False)}
 
-    weights = initial(first=(3, size), head=(size, REGIONS**2), **names)
+    ends = {"first": (3, size), "head": (size, REGIONS**2)}
+    weights = initial(**ends, **{f"{name}{i}": shapes[name] for i in range(layers) for name in shapes})
     held_out, sure = {"edges": edges, "nodes": hidden}, batch(np.random.default_rng(0))
     return Task(weights, outcome, batch, held_out, len(hidden), sure, rate=5e-3, steps=400, sure_steps=250)
 
@@ -177,12 +173,11 @@ def denoiser(width: int = 16) -> Task:
     channels = {"down1": (1, width), "down2": (width, 2 * width), "middle": (2 * width, 2 * width)}
     channels |= {"up2": (2 * width, width), "up1": (2 * width, width), "head": (width + 1, 1)}
 
-    def convolve(p: Weights, name: str, x: jax.Array, stride: int = 1) -> jax.Array:
-        form = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, p[name], (stride, stride), "SAME", dimension_numbers=form)
+    form = ("NHWC", "HWIO", "NHWC")
+    convolve = functools.partial(jax.lax.conv_general_dilated, padding="SAME", dimension_numbers=form)
 
     def layer(p: Weights, name: str, x: jax.Array, stride: int = 1) -> jax.Array:
-        x = convolve(p, name, x, stride)
+        x = convolve(x, p[name], (stride, stride))
         groups = norm(x.reshape(*x.shape[:3], 4, -1), p[f"{name}_gain"].reshape(4, -1), (1, 2, 4))
         return jax.nn.silu(groups).reshape(x.shape)
 
@@ -192,7 +187,7 @@ def denoiser(width: int = 16) -> Task:
         x = layer(p, "middle", layer(p, "down2", fine, 2))
         x = jnp.concatenate([layer(p, "up2", x.repeat(2, 1).repeat(2, 2)), fine], -1)
         x = jnp.concatenate([layer(p, "up1", x.repeat(2, 1).repeat(2, 2)), noisy], -1)
-        return {"loss": jnp.square(convolve(p, "head", x) - batch["image"]).mean((1, 2, 3))}
+        return {"loss": jnp.square(convolve(x, p["head"], (1, 1)) - batch["image"]).mean((1, 2, 3))}
 
     def with_noise(generator: np.random.Generator, images: np.ndarray) -> Batch:
         images = (images - np.float32(source.mean)) / np.float32(source.std)
