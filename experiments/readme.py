@@ -5,8 +5,8 @@ python -m experiments.readme
 Nothing in them is typed by hand. README.md gets one table, the accuracy of every preset. docs/results.md gets five
 pictures, each with a table: accuracy (evidence_*.json), a published recipe (sweep_fashion_mnist_*.json), speed
 beside PyTorch (versus_cpu_*.json), programs of other libraries (third_party_float16.json) and bytes of a step
-(aot_h200.json). Where benchmark_*.json or gpu_*.json has GPUs, the page gets their speed too. The picture of the
-accuracy is also the picture of README.md.
+(aot_h200.json). Where benchmark_*.json or gpu_*.json has GPUs, the page gets their speed too, and of trained.json a
+table. The picture of the accuracy is also the picture of README.md.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from experiments import trained
 from experiments.evidence import view as evidence
 from experiments.lib import plots, runs, strangers
 from experiments.timing import peers
@@ -99,6 +100,12 @@ def page() -> str:
     """Returns docs/results.md."""
     result = _read(EVIDENCE)
     parts = ["# Results", INTRODUCTION, "## Accuracy", accuracy(result)]
+    ends = _read("trained")
+    where = f"`{ends['command']}`, {_where(ends)}, Python {ends['versions']['python']}"
+    table = _folded(
+        "Differences to float32 ± half the 95 % interval, bold where not equivalent", trained.table(ends["rows"]), where
+    )
+    parts += ["## Trained to the end", trained.summary(ends["rows"]), table]
     parts += ["## A published recipe", recipe([_read(name) for name in RECIPE])]
     parts += ["## Speed beside PyTorch", speed_beside_pytorch()]
     parts += ["## Speed on a GPU", *map(speed, _timed())]

@@ -208,11 +208,11 @@ def summary(found: Sequence[dict[str, Any]]) -> str:
     ratios = [row["sure"]["float32"]["loss"][0] / least[row["network"]] for row in half]
     return (
         "A GPT and a GRU on Python's standard library, graph attention on Minnesota's roads, a denoiser on "
-        f"Fashion-MNIST, in both half types and orders of `grad`: {len(half) - len(missed)} of {len(half)} are "
-        f"equivalent to float32{''.join(missed)}. Margins, fixed before: 0.01 nats (denoiser: 0.001 of the pixels' "
-        f"variance), 0.25 points of top-1 (graph: 0.5). The negative control fails in {failed} of {len(least)}. Where "
-        f"float32 memorizes a batch (sure: its loss), half reaches {min(ratios):.2f} to {max(ratios):.2f} times the "
-        "loss of float32."
+        f"Fashion-MNIST, in both half types and orders of `grad`, {max(len(row['seeds']) for row in half)} seeds: "
+        f"{len(half) - len(missed)} of {len(half)} are equivalent to float32{''.join(missed)}. Margins, fixed before: "
+        "0.01 nats (denoiser: 0.001 of the pixels' variance), 0.25 points of top-1 (graph: 0.5). The negative control "
+        f"fails in {failed} of {len(least)}. Where float32 memorizes a batch (sure: its loss), half reaches "
+        f"{min(ratios):.2f} to {max(ratios):.2f} times the loss of float32."
     )
 
 
