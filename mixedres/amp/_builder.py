@@ -18,6 +18,7 @@ from mixedres._internal.types import Aval, Equation, Jaxpr
 from mixedres.amp._coloring import color
 from mixedres.amp._cotangents import sum_in_float32
 from mixedres.amp._evaluation.custom_derivatives import differentiated, variable
+from mixedres.amp._evaluation.recompute import activations
 from mixedres.amp._graph import Graph, Node, Path, Scope, Value, folded, known, unfit
 from mixedres.amp._keep import Keep, reason_to_keep
 from mixedres.amp._patterns import keep_float32_results
@@ -173,6 +174,7 @@ def build(
     widen(graph)
     sum_in_float32(graph)
     graph.index_regions()
+    graph.recomputed = activations(graph)
     return graph
 
 

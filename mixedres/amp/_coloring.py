@@ -29,6 +29,8 @@ from mixedres.amp._patterns import (
 )
 from mixedres.amp._rules import BROADCASTING, COPIES
 
+BROADCAST = "read by broadcasting alone: a gradient of it would be a sum"
+
 
 def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict[Node, str]) -> None:
     """Makes clear ops half where that rounds no value anew (but for `storable`), and sums of half branches."""
@@ -38,9 +40,11 @@ def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict
     for node in clear:
         if not node.taint:
             node.reason = pinned.get(node, "clear, next to float32 ops")
-    before = _before_products(nodes, pinned)
-    sums = [node for node in before if node.primitive in ("add", "sub") and not (node.taint or node.half)]
-    candidates = [n for n in (*clear, *sums) if n not in pinned and n.unfit_constant(dtype) is None]
+    # The gradient of a sum is no sum over what a broadcast repeats: it is rounded for the half branch anyway.
+    before = _before_products(nodes, {node: why for node, why in pinned.items() if why != BROADCAST})
+    sums = [node for node in before if node.primitive in ("add", "sub") and not (node.taint == RANGE or node.half)]
+    free = [node for node in clear if node not in pinned]
+    candidates = [n for n in (*free, *sums) if n.unfit_constant(dtype) is None]
     candidates.sort(key=lambda node: node.path)
     changed = True
     while changed:
@@ -64,14 +68,22 @@ def _before_products(nodes: list[Node], pinned: dict[Node, str]) -> set[Node]:
 
 
 def _sum_reason(node: Node) -> str:
-    """Returns the reason why a sum of half branches that a norm reads, as a residual trunk, may be half; or ''."""
+    """Returns the reason why a sum that a norm reads, such as of a product and a bias, may be half; or ''."""
     shape = node.eqn.outvars[0].aval.shape
-    operands = zip(node.eqn.invars, node.ins, strict=True)
-    if any(v.producer is None or not v.producer.half or atom.aval.shape != shape for atom, v in operands):
+    operands = list(zip(node.eqn.invars, node.ins, strict=True))
+    branches = [v for atom, v in operands if v.producer is not None and v.producer.half and atom.aval.shape == shape]
+    # A norm subtracts the mean, which is float32.
+    is_sum = len(branches) == len(operands) or (branches and node.primitive == "add")
+    if not is_sum or not _only_safe_readers(node) or not _norm_reads(node):
         return ""
-    return (
-        "infer, a sum of half branches, stored for the norm and allow ops after it" if _only_safe_readers(node) else ""
-    )
+    node.trunk = True
+    return "infer, a sum with a half branch, stored for the norm and allow ops after it"
+
+
+def _norm_reads(node: Node) -> bool:
+    """Returns whether a deny op, such as the sum of a norm, reads the result of a node, also behind infer ops."""
+    reached = (node, *reach([node], Node.consumers, lambda n: n.category in ("infer", "clear")))
+    return any(reader.category == "deny" for one in reached for reader in one.consumers())
 
 
 def _clear_reason(node: Node, dtype: np.dtype, storable: set[Node]) -> str:
@@ -258,7 +270,7 @@ def _deny_forward(nodes: list[Node], dtype: np.dtype) -> None:
 
 def _pinned(nodes: list[Node], dtype: np.dtype, additions: dict[Node, str]) -> dict[Node, str]:
     """Returns the nodes that stay in float32 for a reason other than a taint, `additions` among them."""
-    pinned = dict.fromkeys(_only_broadcast(nodes), "read by broadcasting alone: a gradient of it would be a sum")
+    pinned = dict.fromkeys(_only_broadcast(nodes), BROADCAST)
     pinned |= additions
     pinned |= dict.fromkeys(long_sums(nodes), "adds many cotangents: in half, each addition would round the sum")
     for node in nodes:
@@ -280,6 +292,8 @@ def _only_broadcast(nodes: list[Node]) -> set[Node]:
 
     def spreads(node: Node, reader: Node) -> bool:
         if reader.category not in ("infer", "clear") or len(reader.outs) != 1:
+            return False
+        if reader.primitive == "gather" and reader.reads_few:
             return False
         return (reader.category == "clear" and reader in found) or (
             reader.primitive in SPREADING and exceeds(_shape(reader), _shape(node))

@@ -4,6 +4,8 @@ JAX adds the cotangents of a value in the dtype of the value. A half reader roun
 loses what cancels: the gradient of cross entropy is p - 1, where logsumexp gives p and a gather of the label gives -1.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 
 from mixedres.amp._graph import Graph, Node, Path, Value
@@ -70,6 +72,23 @@ def sums_in_float32(value: Value) -> bool:
     """Returns whether the cotangents of a half value are added in float32: of half and float32 readers, or of many."""
     halves = sum(reader.half for reader in value.consumers)
     return halves > MOST_IN_HALF or (halves > 0 and reads_in_float32(value))
+
+
+def adds_in_half(value: Value) -> bool:
+    """Returns whether the cotangents of a computed float32 value, all half and few, are added in half."""
+    readers = value.consumers
+    if not value.is_f32 or value.returned or value.producer is None or not 1 < len(readers) <= MOST_IN_HALF:
+        return False
+    # An operation that repeats elements of its operand sums its cotangent in float32.
+    shape = value.aval.shape
+    return all(
+        reader.half and (reader.category == "allow" or (reader.category == "infer" and _shape(reader) == shape))
+        for reader in readers
+    )
+
+
+def _shape(node: Node) -> tuple[Any, ...]:
+    return tuple(node.outs[0].aval.shape)
 
 
 def meets_float32(value: Value) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -139,8 +139,21 @@ class Value:
         """Returns whether the value is half in the original program."""
         return is_half(self.aval)
 
+    def computed(self) -> np.ndarray | None:
+        """Returns the array if it is constant or computed from constants alone, such as indices; else None."""
+        maker = self.producer
+        if self.constant is not None:
+            return np.broadcast_to(self.constant, self.aval.shape)
+        if maker is None or maker.eqn is None or jax_compat.bodies(maker.eqn):
+            return None
+        operands = [value.computed() for value in maker.ins]
+        if any(operand is None for operand in operands):
+            return None
+        with jax.ensure_compile_time_eval():
+            return np.asarray(jax_compat.bind(maker.eqn, *operands)[maker.outs.index(self)])
 
-@dataclasses.dataclass(eq=False, slots=True)
+
+@dataclasses.dataclass(eq=False)
 class Node:
     """An equation at a path, or a merge (a loop carry or a result of cond), which has no equation."""
 
@@ -155,6 +168,7 @@ class Node:
     backward: Callable[[], Graph | None] = lambda: None  # None: a rule without allow ops
     keep_float32: bool = False  # whether `keep_float32` matches the path, so that the lists do not apply
     half: bool = False  # whether the node computes in half; set by the coloring, as are the fields below
+    trunk: bool = False  # a half sum of branches, which norms read
     saves_half: bool = False  # float32, with half residuals
     widened: bool = False  # float32, although the values are half in the original program
     wide: str = ""  # why a half product keeps its float32 result: 'solver', 'divisor' (so do derivatives), 'result'
@@ -191,6 +205,16 @@ class Node:
         if self.half or self.program or not any(dtype in HALF for dtype in dtypes):
             return False
         return not any(jnp.issubdtype(dtype, jnp.inexact) and dtype.itemsize > 4 for dtype in dtypes)
+
+    @functools.cached_property
+    def reads_few(self) -> bool:
+        """Returns whether a gather along one axis reads no row more than `MOST_IN_HALF` times, by known indices."""
+        numbers, sizes = self.eqn.params["dimension_numbers"], self.eqn.params["slice_sizes"]
+        axes = numbers.start_index_map
+        if len(axes) != 1 or sizes[axes[0]] != 1 or numbers.start_indices_batching_dims:
+            return False
+        indices = self.ins[1].computed()
+        return indices is not None and int(np.unique(indices, return_counts=True)[1].max(initial=0)) <= MOST_IN_HALF
 
     @property
     def looks_up(self) -> bool:
@@ -235,6 +259,7 @@ class Graph:
     arguments: dict[Path, list[Value]]
     results: dict[Path, list[Value]]
     controls: dict[Path, Value]  # results of the tests of `while` loops, and the indices of the branches of cond
+    recomputed: Mapping[Path, Any] = dataclasses.field(default_factory=dict)  # activations, by their equations
 
     def all_nodes(self) -> Iterator[Node]:
         """Yields the nodes, including the nodes in programs and backward rules of custom rules."""
@@ -266,7 +291,7 @@ class Graph:
         if name in COPIES and name != "gather":
             operand = eqn.invars[0]
             return not isinstance(operand, Literal) and exceeds(eqn.outvars[0].aval.shape, operand.aval.shape)
-        return name == "gather" or name in RUNNING_EXTREMES or self.copies_to_devices(node)
+        return (name == "gather" and not node.reads_few) or name in RUNNING_EXTREMES or self.copies_to_devices(node)
 
     def has_half(self, path: Path) -> bool:
         """Returns whether anything under `path` is computed in half."""

@@ -40,6 +40,8 @@ PATTERNS = {
 # Rounding the operands of these operations gives another result than rounding the result.
 STEPS = ("floor", "ceil", "round", "sign")
 SELECTS_BY_VALUE = ("sort", "top_k", "approx_top_k", "select_and_gather_add")
+# Operations between a sum and what it divides.
+SHAPING = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy")
 # Functions with bounded results. sin and cos are not among them: a large argument in half has no digits left.
 BOUNDED = ("tanh", "logistic", "erf", "erfc")
 # Operands that divide, by primitive. An infinite divisor gives 0, which hides the infinity.
@@ -136,7 +138,11 @@ def _exponential(node: Node) -> Node | None:
     if not exceeds(*(atom.aval.shape for atom in node.eqn.invars)):  # the rule finds the axes of the sum by their size
         return None
     above, below = (value.producer for value in node.ins)
-    if above is None or above.primitive != "exp" or not _comes_from(below, "reduce_sum", above):
+    while below is not None and below.primitive in SHAPING:  # not a stop_gradient: it would have another derivative
+        below = below.ins[0].producer
+    if above is None or below is None or (above.primitive, below.primitive) != ("exp", "reduce_sum"):
+        return None
+    if above not in below.producers():
         return None
     shifted = above.ins[0].producer
     if shifted is None or shifted.primitive != "sub" or not _comes_from(shifted.ins[1].producer, "reduce_max"):
@@ -144,11 +150,11 @@ def _exponential(node: Node) -> Node | None:
     return above
 
 
-def _comes_from(node: Node | None, primitive: str, operand: Node | None = None) -> bool:
-    """Returns whether `node` is, behind clear operations, a `primitive`, and if given, one that reads `operand`."""
+def _comes_from(node: Node | None, primitive: str) -> bool:
+    """Returns whether `node` is, behind clear operations, a `primitive`."""
     while node is not None and node.category == "clear" and node.primitive != primitive:
         node = next(node.producers(), None)
-    return node is not None and node.primitive == primitive and (operand is None or operand in node.producers())
+    return node is not None and node.primitive == primitive
 
 
 def _cubes(nodes: list[Node]) -> Iterator[Node]:
@@ -281,7 +287,10 @@ def keep_float32_results(graph: Graph) -> None:
             product.wide = "result"
         elif to_half.isdisjoint(readers):
             shape = product.eqn.outvars[0].aval.shape
-            is_large = all(exceeds(shape, operand.aval.shape) for operand in product.ins[:2])
+            # XLA's convolutions for GPUs have float32 results of float32 operands alone.
+            is_large = product.primitive == "conv_general_dilated" or all(
+                exceeds(shape, operand.aval.shape) for operand in product.ins[:2]
+            )
             product.wide = "" if is_large else "result"
         if product.wide:
             product.reason = PATTERNS[product.wide].reason

@@ -198,3 +198,111 @@ def test_overlapping_windows_save_their_operand_in_half():
     _, pullback = jax.eval_shape(lambda params: jax.vjp(autocast(loss, HALF), params), PARAMS)
     kept = [leaf.dtype for leaf in jax.tree.leaves(pullback) if leaf.shape == (ROWS, WIDE)]
     assert kept and set(kept) == {np.dtype(HALF)}
+
+
+def saved(loss, *args):
+    """The arrays that depend on data and are kept for the backward pass, as strings such as 'float16[32,64]'."""
+    _, pullback = jax.eval_shape(lambda *args: jax.vjp(loss, *args), *args)
+    sizes = {leaf.size for leaf in PARAMS}
+    return sorted(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(pullback) if x.size not in sizes and x.ndim)
+
+
+def close(loss, *args, most):
+    """Whether the gradients of a loss err by at most this share under autocast, with and without `jax.jit`."""
+    exact = flat(jax.grad(loss, tuple(range(len(args))))(*args))
+    gradient = jax.grad(autocast(loss, HALF), tuple(range(len(args))))
+    return all(
+        np.linalg.norm(flat(f(*args)) - exact) <= most * np.linalg.norm(exact) for f in (gradient, jax.jit(gradient))
+    )
+
+
+SQUARE = normal(5, (SIZE, SIZE), 0.2)
+ROW = normal(6, (3, SIZE, SIZE))
+
+
+@pytest.mark.parametrize("bias", [None, 0.5])
+def test_gelu_between_products_saves_the_product_before_it_alone(bias):
+    def loss(x, w):
+        h = x @ w if bias is None else x @ w + jnp.full((1, 1, SIZE), bias)
+        return jnp.square(jax.nn.gelu(h) @ w).sum()
+
+    assert saved(autocast(loss, HALF), ROW, SQUARE).count("float16[3, 32, 32]") == 3  # two operands, the product
+    assert close(loss, ROW, SQUARE, most=2e-3)
+
+
+def test_activation_with_another_reader_is_not_computed_again():
+    def loss(x, w):
+        h = jnp.tanh(x @ w)
+        return jnp.square(h @ w).sum() + jnp.square(h - 1).sum()
+
+    assert "remat" not in str(jax.make_jaxpr(autocast(loss, HALF))(ROW, SQUARE))
+    assert close(loss, ROW, SQUARE, most=2e-3)
+
+
+def attention(x, w, inside=lambda f: f):
+    logits = x @ w @ x.swapaxes(1, 2)
+    exponential = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
+    share = inside(lambda e: e / e.sum(-1, keepdims=True))(exponential)
+    return jnp.square(share @ x @ w).sum()
+
+
+@pytest.mark.parametrize("inside", [lambda f: f, jax.jit, jax.checkpoint])
+def test_softmax_saves_its_half_result_alone(inside):
+    def loss(x, w):
+        return attention(x, w, inside)
+
+    assert close(loss, 0.3 * ROW, SQUARE, most=4e-3)
+    if inside is not jax.checkpoint:
+        kept = saved(autocast(loss, HALF), ROW, SQUARE)
+        assert kept.count("float32[3, 32, 32]") == 1  # the result, which is squared
+
+
+def test_softmax_with_a_fixed_divisor_has_its_own_derivative():
+    def loss(x, w):
+        exponential = jnp.exp(x @ w - jax.lax.stop_gradient((x @ w).max(-1, keepdims=True)))
+        return jnp.square(exponential / jax.lax.stop_gradient(exponential.sum(-1, keepdims=True)) @ w).sum()
+
+    assert close(loss, ROW, SQUARE, most=4e-3)
+
+
+def stream(x, w, blocks=jax.checkpoint):
+    def block(x):
+        return x + jnp.tanh(norm(x, 1.0, 0.0) @ w)
+
+    x = x + 1
+    for _ in range(3):
+        x = blocks(block)(x)
+    return jnp.square(norm(x, 1.0, 0.0) @ w).sum()
+
+
+def test_checkpoint_saves_the_stream_that_enters_it_in_half():
+    kept = saved(autocast(stream, HALF), ROW, SQUARE)
+    assert kept.count("float16[3, 32, 32]") >= 3 and not any(x.startswith("float32[3, 32, 32]") for x in kept[:3])
+    assert close(stream, ROW, SQUARE, most=2e-3)
+    np.testing.assert_array_equal(
+        autocast(stream, HALF)(ROW, SQUARE), autocast(lambda x, w: stream(x, w, lambda f: f), HALF)(ROW, SQUARE)
+    )
+    tangents = (ROW[::-1], SQUARE.T)
+    ours, theirs = (jax.jvp(f, (ROW, SQUARE), tangents)[1] for f in (autocast(stream, HALF), stream))
+    assert abs(ours - theirs) <= 5e-3 * abs(theirs)
+
+
+def test_bias_before_a_norm_is_added_in_half_but_no_mean_is_subtracted_there():
+    def block(x, w, b):
+        return norm(x @ w + b, 1.0, 0.0) @ w
+
+    found = [(d.primitive, str(d.dtype)) for d in explain(block, HALF)(ROW, SQUARE, jnp.ones((1, 1, SIZE))).decisions]
+    assert found.count(("add", "float16")) == 1 and ("sub", "float16") not in found
+
+
+@pytest.mark.parametrize(("times", "dtype"), [(2, "float16"), (8, "float16"), (9, "float32")])
+def test_repeated_rows_are_half_if_few_and_known(times, dtype):
+    def loss(x, w, rows):
+        return jnp.square(norm((x @ w)[rows], 1.0, 0.0) @ w).sum()
+
+    rows = np.arange(SIZE) // times
+    known = explain(lambda x, w: loss(x, w, rows), HALF)(X, SQUARE)
+    assert {str(d.dtype) for d in known.decisions if d.primitive == "gather"} == {dtype}
+    given = explain(loss, HALF)(X, SQUARE, jnp.asarray(rows))
+    assert {str(d.dtype) for d in given.decisions if d.primitive == "gather"} == {"float32"}
+    assert close(lambda x, w: loss(x, w, rows), X, SQUARE, most=2e-3)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax.sharding import Sharding
 
@@ -12,7 +13,8 @@ from mixedres._internal.jaxprs import control_flow
 from mixedres._internal.tree import FLOAT32
 from mixedres._internal.types import Array, Equation
 from mixedres.amp._cotangents import rounds_cotangents
-from mixedres.amp._evaluation.values import Cell, as_computed, as_dtype, as_float32, as_given, cells
+from mixedres.amp._evaluation.recompute import is_stream
+from mixedres.amp._evaluation.values import Cell, as_computed, as_dtype, as_float32, as_given, cast, cells
 from mixedres.amp._graph import Graph, Path, Value
 
 EvaluateBody = Callable[[Any, Path, Sequence[Any]], list[Any]]
@@ -72,8 +74,46 @@ def _remat(evaluate: EvaluateBody, graph: Graph, eqn: Equation, path: Path, args
     if eqn.params["differentiated"]:  # in a backward pass, which jax.checkpoint would not mark as one
         jaxpr, consts = jax_compat.without_consts(jax.make_jaxpr(function)(*arrays))
         return cells(eqn.outvars, jax_compat.bind(eqn, *consts, *arrays, jaxpr=jaxpr))
-    checkpointed = jax.checkpoint(function, prevent_cse=eqn.params["prevent_cse"], policy=eqn.params["policy"])
-    return cells(eqn.outvars, checkpointed(*arrays))
+    options = {"prevent_cse": eqn.params["prevent_cse"], "policy": eqn.params["policy"]}
+    saved = [is_stream(of, path) for of in graph.arguments[path]]
+    call = _saving_half(function, graph.dtype, saved, options) if any(saved) else jax.checkpoint(function, **options)
+    return cells(eqn.outvars, call(*arrays))
+
+
+def _saving_half(
+    function: Callable[..., Any], half: np.dtype, saved: Sequence[bool], options: dict[str, Any]
+) -> Callable[..., Any]:
+    """Returns a checkpointed function that saves some of its operands in half for its derivative."""
+
+    def rounded(halves: Sequence[Array], arrays: Sequence[Array]) -> Any:
+        own = iter(halves)
+        pairs = zip(saved, arrays, strict=True)
+        return function(*(_in_place_of(x, next(own)) if is_saved else x for is_saved, x in pairs))
+
+    @jax.custom_jvp
+    def call(*arrays: Array) -> Any:
+        return function(*arrays)
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        # XLA would save the float32 array: it drops a rounding that it may skip.
+        pairs = zip(saved, primals, strict=True)
+        halves = [lax.optimization_barrier(cast(x, half)) for is_saved, x in pairs if is_saved]
+        again = jax.checkpoint(rounded, **options)
+        return call(*primals), jax.jvp(lambda *arrays: again(halves, arrays), primals, tangents)[1]
+
+    call.defjvp(rule)
+    return call
+
+
+@jax.custom_jvp
+def _in_place_of(array: Array, half: Array) -> Any:
+    """Returns `half` in float32, with the derivative of `array`."""
+    return cast(half, FLOAT32)
+
+
+@_in_place_of.defjvp
+def _in_place_of_jvp(primals: Any, tangents: Any) -> Any:
+    return cast(primals[1], FLOAT32), tangents[0]
 
 
 def _with_bodies(evaluate: EvaluateBody, graph: Graph, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:

@@ -14,7 +14,7 @@ from jax.extend.core import Literal
 from mixedres._internal import jax_compat
 from mixedres._internal.types import Array, Equation
 from mixedres.amp._evaluation.custom_derivatives import call_in_half
-from mixedres.amp._evaluation.half_derivatives import gathered, saving_half, solved_product, wide_product
+from mixedres.amp._evaluation.half_derivatives import gathered, saving_half, softmax, solved_product, wide_product
 from mixedres.amp._evaluation.values import as_dtype, bind_in, cast, is_f32
 from mixedres.amp._graph import Graph, Node, exceeds, repeats
 from mixedres.amp._rules import BROADCASTING, GATHERS, JOINS, Lists
@@ -39,10 +39,12 @@ class Kind:
     same: tuple[Any, ...] | None = None  # None for an equation that shares no function, such as one with effects
 
     def evaluate(self, arrays: Sequence[Array]) -> list[Any]:
-        """Evaluates the equation, on `arrays` that end with half copies of a product's operands if `saves_half`."""
+        """Evaluates the equation, on `arrays` that end with what `saving_half` and `softmax` take besides."""
         eqn, dtype = self.eqn, self.dtype
         if self.saves_half:
             given = len(eqn.invars)
+            if eqn.primitive.name == "div":
+                return softmax(eqn, dtype, arrays[:given], arrays[given])
             return saving_half(eqn, dtype, arrays[:given], arrays[given:])
         if not self.half:
             return jax_compat.bind(eqn, *arrays)

@@ -91,32 +91,48 @@ def _float32_sums(eqn: Equation, operands: Sequence[Array]) -> Any:
 
 
 def saving_half(eqn: Equation, half: np.dtype, operands: Sequence[Array], rounded: Sequence[Array]) -> list[Any]:
-    """Evaluates mul, div or a function of one array in float32, and saves half residuals for its derivative.
+    """Evaluates mul or a function of one array in float32, and saves half residuals for its derivative.
 
-    A quotient is that of a softmax, whose divisor has size 1 along the axes of the sum; its half copy is returned too.
     `rounded`: half copies of the operands of a product, which other operations may read too.
     """
-    divides = eqn.primitive.name == "div"
 
     @jax.custom_jvp
     def function(operands: Sequence[Array], rounded: Sequence[Array]) -> list[Any]:
-        (result,) = jax_compat.bind(eqn, *operands)
-        return [result, cast(result, half)] if divides else [result]
+        return jax_compat.bind(eqn, *operands)
 
     def rule(primals: Any, tangents: Any) -> Any:
         operands, rounded = primals
         results = function(operands, rounded)
-        if divides:
-            inverse = 1 / operands[1]
-            linear = [lambda t: inverse * t, lambda t: -_share_of(results[1], inverse * t)]
-        else:
-            factors = rounded[::-1] or [_slope(eqn, operands[0], half)]
-            linear = [functools.partial(_times, factor) for factor in factors]
-        tangent = _sum(results[0], linear, tangents[0])
-        return results, [tangent, cast(tangent, half)] if divides else [tangent]
+        factors = rounded[::-1] or [_slope(eqn, operands[0], half)]
+        linear = [functools.partial(_times, factor) for factor in factors]
+        return results, [_sum(results[0], linear, tangents[0])]
 
     function.defjvp(rule, symbolic_zeros=True)
     return function(tuple(operands), tuple(rounded))
+
+
+def softmax(eqn: Equation, half: np.dtype, operands: Sequence[Array], exponent: Array) -> list[Any]:
+    """Evaluates the quotient of a softmax in float32; returns it and its half copy, which the derivative reads alone.
+
+    The derivative is that of the whole softmax of `exponent`: none comes from the exponential and from its sum.
+    """
+
+    @jax.custom_jvp
+    def function(exponent: Array, *operands: Array) -> list[Any]:
+        (result,) = jax_compat.bind(eqn, *operands)
+        return [result, jax.lax.optimization_barrier(cast(result, half))]
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        results = function(*primals)
+        axes = tuple(
+            i for i, (size, one) in enumerate(zip(primals[1].shape, primals[2].shape, strict=True)) if size != one
+        )
+        linear = [lambda t: _of_softmax(axes, results[1], t)]
+        tangent = _sum(results[0], linear, tangents[:1])
+        return results, [tangent, cast(tangent, half)]
+
+    function.defjvp(rule, symbolic_zeros=True)
+    return function(exponent, *operands)
 
 
 def _sum(result: Array, linear: Sequence[Callable[[Any], Any]], tangents: Sequence[Array]) -> Any:
@@ -139,11 +155,15 @@ def _times(factor: Array, tangent: Array) -> Any:
     return cast(factor, jnp.float32) * tangent
 
 
-@functools.partial(jax.jit, inline=jax_compat.INLINE)
-@functools.partial(jax.checkpoint, prevent_cse=False)
-def _share_of(softmax: Array, tangent: Array) -> Any:
-    """Returns a tangent of the divisor times a softmax that was rounded to half, made to sum up to 1 again."""
-    # The derivative is p (g - sum(p g)): if one p is almost 1, the difference is lost unless p sums up to 1.
-    p = cast(softmax, jnp.float32)
-    axes = tuple(i for i, (size, one) in enumerate(zip(p.shape, tangent.shape, strict=True)) if size != one)
-    return p / p.sum(axes, keepdims=True) * tangent
+@functools.partial(jax.jit, inline=jax_compat.INLINE, static_argnums=0)
+def _of_softmax(axes: tuple[int, ...], softmax: Array, tangent: Array) -> Any:
+    """Returns the tangent of a softmax that was rounded to half, made to sum up to 1 again over `axes`."""
+
+    # p (t - sum(p t)): if one p is almost 1, the difference is lost unless p sums up to 1.
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def product(softmax: Array, tangent: Array) -> Any:
+        p = cast(softmax, jnp.float32)
+        p = p / p.sum(axes, keepdims=True)
+        return p * (tangent - (p * tangent).sum(axes, keepdims=True))
+
+    return product(softmax, tangent)

@@ -21,13 +21,15 @@ class Cell:
       array: the array in the dtype in which it was computed.
       dtype: the dtype of the value in the original program.
       exact: the half array that the original program converted to `array`; reading `exact` rounds nothing.
+      exponent: the array of which `array` is the exponential, in a softmax.
       shared: whether several nodes read the value, some in half: these share one cast, and gradients are float32 sums.
     """
 
-    __slots__ = ("_f32", "_half", "array", "dtype", "exact", "shared")
+    __slots__ = ("_f32", "_half", "array", "dtype", "exact", "exponent", "shared", "trunk")
 
-    def __init__(self, array: Array, dtype: np.dtype = FLOAT32, exact: Any = None) -> None:
-        self.array, self.dtype, self.exact, self.shared = array, dtype, exact, False
+    def __init__(self, array: Array, dtype: np.dtype = FLOAT32, exact: Any = None, exponent: Any = None) -> None:
+        self.array, self.dtype, self.exact, self.exponent = array, dtype, exact, exponent
+        self.shared = self.trunk = False
         self._f32 = self._half = None
 
     @property
@@ -40,7 +42,7 @@ class Cell:
         if self.array.dtype == FLOAT32:
             return self.array
         if self._f32 is None:
-            self._f32 = cast(self.array, jnp.float32)
+            self._f32 = _cast_up(self.array) if self.shared and self.trunk else cast(self.array, jnp.float32)
         return self._f32
 
     def half(self, dtype: np.dtype) -> Any:
@@ -64,6 +66,21 @@ def cast(array: Array, dtype: DType) -> Any:
             return np.asarray(array).astype(dtype)
     with jax_compat.mesh_of(array):
         return primitives.convert_element_type_p.bind(array, new_dtype=np.dtype(dtype), weak_type=False, sharding=None)
+
+
+@jax.custom_jvp
+def _to_float32(array: Array) -> Any:
+    """Returns a half array in float32; its cotangent is stored in half."""
+    return cast(array, jnp.float32)
+
+
+@_to_float32.defjvp
+def _to_float32_jvp(primals: Array, tangents: Array) -> Any:
+    # XLA drops a rounding that it may skip, and would store the cotangent in float32 too.
+    return cast(primals[0], jnp.float32), cast(jax.lax.optimization_barrier(tangents[0]), jnp.float32)
+
+
+_cast_up = jax.jit(_to_float32, inline=jax_compat.INLINE)
 
 
 @jax.custom_jvp
