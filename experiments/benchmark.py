@@ -2,7 +2,7 @@
 
 python -m experiments.benchmark --presets=bf16,fp16 --norms=plain,fused
 python -m experiments.benchmark --config=configs/digits.py --presets=fp32,fp16
-python -m experiments.benchmark --versus --flax=DIR     (PyTorch, Flax's example; --versus --help explains it)
+python -m experiments.benchmark --versus                (beside PyTorch; --versus --help explains it)
 python -m experiments.benchmark --costs                 (loss scaling, counting; --costs --help explains it)
 
 Compiles the training step of every preset, with --norms in each of these forms, then times them in turns: a round gives

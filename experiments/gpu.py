@@ -1,13 +1,12 @@
 """Everything that a GPU has to tell, by one command in at most 25 minutes.
 
 python -m experiments.gpu
-python -m experiments.gpu --flax=DIR
 python -m experiments.gpu --dry_run
 python -m experiments.gpu --device=cpu --name=try
 
 In this order: versions and device; numerics on the device (gradients against float64, bits of two runs, histograms,
 overflow); time, memory and bandwidth of the step in every preset, with plain and fused norms, at four batch sizes;
-PyTorch and the Flax example (a checkout of Flax in --flax) beside ours; what loss scaling, counting and command buffers
+PyTorch beside ours; what loss scaling, counting and command buffers
 cost; the ten largest kernels; the step fed with JPEGs; the digits by the main command. Each part is a process of its
 own with a limit of time; what it leaves goes to the parts after it. What cannot run is named, and the others go on.
 
@@ -88,7 +87,6 @@ def parts(options: argparse.Namespace) -> list[Part]:
     def own(name: str, minutes: float, what: str) -> Part:
         return Part(name, minutes, what, "experiments.on_gpu", (name, *flag))
 
-    flax = (f"--flax={options.flax}",) if options.flax else ()
     small = ("--models=cifar_resnet8", "--image_size=16", "--num_classes=10", "--batch=8", "--dtypes=fp32", "--steps=1")
     peers = (*small, "--rounds=1", "--loss_steps=1") if tiny else ("--rounds=5", "--steps=5")
     costs = ("--rounds=2", "--batches=8", *TINY_NETWORK) if tiny else ("--rounds=11", "--steps=5", *LARGE_NETWORK)
@@ -96,7 +94,7 @@ def parts(options: argparse.Namespace) -> list[Part]:
         own("device", 0.5, "versions and device"),
         own("numerics", 3, "numerics on the device against float64, numpy and itself"),
         *(steps(batch, tiny=tiny) for batch in (TINY_BATCHES if tiny else BATCHES)),
-        Part("versus", 4, "PyTorch and the Flax example beside ours", BENCHMARK, ("--versus", *peers, *flax)),
+        Part("versus", 4, "PyTorch beside ours", BENCHMARK, ("--versus", *peers)),
         Part("costs", 2, "loss scaling, counting, command buffers", BENCHMARK, ("--costs", *costs)),
         own("kernels", 1.5, "the ten largest kernels"),
         own("pipeline", 1.5, "the step fed with JPEGs"),
@@ -217,7 +215,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--name", help="of the files of results (default: the device)")
     parser.add_argument("--parts", help="comma-separated (default: all)")
     parser.add_argument("--minutes", type=float, default=MINUTES, help=f"of all parts together (default {MINUTES})")
-    parser.add_argument("--flax", help="a checkout of Flax's repository")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/gpu"), help="default runs/gpu")
     parser.add_argument("--dry_run", action="store_true", help="list the parts and their minutes, and start none")
     options = parser.parse_args(argv)
@@ -228,8 +225,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     unknown = [name for name in options.parts if name not in known]
     if unknown:
         raise ConfigError(f"--parts={unknown[0]} is not known; use {', '.join(known)}")
-    if options.flax and not pathlib.Path(options.flax).is_dir():
-        raise ConfigError(f"--flax={options.flax} is no directory; name a checkout of Flax's repository")
     return options
 
 

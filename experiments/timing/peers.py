@@ -43,11 +43,10 @@ def ranges(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def table(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """Returns the lines of a table of one processor: for each dtype the ratio of times, and of CPU times."""
-    found: dict[str, dict[str, list[str]]] = {}
+    """Returns the lines of a table of one processor: for each dtype the ratio of times."""
+    found: dict[str, dict[str, str]] = {}
     for row in rows:
         name = row["name"] if row["pass"] == "training" else f"{row['name']}, {row['pass']}"
-        found.setdefault(name, {})[row["dtype"]] = [f"{row[kind]['ratio']:.2f}" for kind in ("ratio", "cpu_ratio")]
-    head = ["network, images", *(text for dtype in DTYPES for text in (dtype, f"{dtype} CPU"))]
-    lines = ([name, *(text for dtype in DTYPES for text in of.get(dtype, ["", ""]))] for name, of in found.items())
-    return runs.markdown(head, lines)
+        found.setdefault(name, {})[row["dtype"]] = f"{row['ratio']['ratio']:.2f} ({row['cpu_ratio']['ratio']:.2f})"
+    head = ["network, images", *(f"{dtype} (CPU time)" for dtype in DTYPES)]
+    return runs.markdown(head, [[name, *(of.get(dtype, "") for dtype in DTYPES)] for name, of in found.items()])

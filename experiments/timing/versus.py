@@ -1,17 +1,15 @@
-"""Our training, evaluation and prediction against the Flax example's and PyTorch's: one machine, one process, in turns.
+"""Our training, evaluation and prediction against PyTorch's: one machine, one process, in turns.
 
-python -m experiments.benchmark --versus --flax=DIR
-python -m experiments.benchmark --versus --flax=DIR --passes=training,evaluation,prediction
+python -m experiments.benchmark --versus
+python -m experiments.benchmark --versus --passes=training,evaluation,prediction
 python -m experiments.benchmark --versus --models=cifar_resnet20 --image_size=32 --batch=64 --num_classes=10
 
-DIR is a checkout of Flax's repository (git clone --depth=1 --filter=blob:none, about 40 MB), whose examples/imagenet is
-read where it lies. PyTorch takes part where it is installed: channels_last, autocast with a GradScaler in fp16, eager
+PyTorch takes part where it is installed: channels_last, autocast with a GradScaler in fp16, eager
 and compiled. Who cannot take part is named, and the others go on.
 
 A step is a pass over the batch. In training it is an optimizer step: SGD with Nesterov momentum 0.9 and 1e-4 of L2 on
 the kernels. In evaluation it gives the loss and the number of correct classes by the running statistics, from a batch
-on the device. In prediction it goes from bytes on the host to float32 probabilities on the host, which the Flax example
-does not offer.
+on the device. In prediction it goes from bytes on the host to float32 probabilities on the host.
 
 All begin with the same weights on the same batch of random images, and the loss at step --loss_steps is printed for
 each; only training changes it. Then they are timed: a round gives each of those with the same pass --steps steps, in an
@@ -25,7 +23,6 @@ import argparse
 import itertools
 import operator
 import os
-import pathlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,7 +30,7 @@ from typing import Any
 import jax
 
 from experiments.lib import plots, runs
-from experiments.timing import flax_example, ours, pytorch
+from experiments.timing import ours, pytorch
 from experiments.timing.task import Contender, MissingError, Task
 from experiments.timing.turns import paired_ratio, take_turns, told
 from mixedres._internal import environment
@@ -51,26 +48,20 @@ NUMBERS = {
 }
 
 
-def candidates(
-    task: Task, kind: str, dtype: str, flax: pathlib.Path | None
-) -> Iterator[tuple[str, Callable[[], Contender]]]:
+def candidates(task: Task, kind: str, dtype: str) -> Iterator[tuple[str, Callable[[], Contender]]]:
     """(name, what makes it) of all who could take part in a kind of pass and a dtype; our first preset comes first."""
     for preset in ours.PRESETS[dtype]:
         yield f"mixedres, {preset}", lambda preset=preset: ours.PASSES[kind](task, dtype, preset)
-    if flax:
-        yield "Flax example", lambda: flax_example.PASSES[kind](task, dtype, flax)
     for compiled in (False, True):
         name = f"PyTorch, {'compiled' if compiled else 'eager'}"
         yield name, lambda compiled=compiled: pytorch.PASSES[kind](task, dtype, compiled=compiled)
 
 
-def gather(
-    task: Task, kind: str, dtypes: list[str], flax: pathlib.Path | None, steps: int
-) -> tuple[list[Contender], dict, list]:
+def gather(task: Task, kind: str, dtypes: list[str], steps: int) -> tuple[list[Contender], dict, list]:
     """Those who can take part in a kind of pass, their losses at step `steps`, and lines about those who cannot."""
     present, losses, missing = [], {}, []
     for dtype in dtypes:
-        for name, make in candidates(task, kind, dtype, flax):
+        for name, make in candidates(task, kind, dtype):
             try:
                 contender = make()
                 losses[name, dtype] = contender.take(steps)
@@ -144,7 +135,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--models", default="resnet50", help="comma-separated (default resnet50)")
     parser.add_argument("--dtypes", default="fp32,bf16,fp16", help=f"comma-separated: {', '.join(DTYPES)}")
     parser.add_argument("--passes", default="training", help=f"comma-separated: {', '.join(PASSES)} (default training)")
-    parser.add_argument("--flax", type=pathlib.Path, help="a checkout of Flax's repository")
     for name, (default, what) in NUMBERS.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default {default})")
     parser.add_argument("--learning_rate", type=float, default=0.01, help="constant (default 0.01)")
@@ -169,16 +159,14 @@ def main(argv: list[str]) -> int:
             ours.task(model, options.batch, options.image_size, options.num_classes, options.learning_rate)
             for model in options.models
         ]
-        if options.flax is None:
-            missing.append("Flax example: give a checkout of its repository with --flax=DIR")
         device = environment.device(jax.devices()[:1])
-        versions = environment.versions() | pytorch.versions() | flax_example.versions(options.flax)
+        versions = environment.versions() | pytorch.versions()
         result = {"device": device, "versions": versions, "xla_flags": os.environ.get("XLA_FLAGS", "")}
         result["omp_wait_policy"] = os.environ.get("OMP_WAIT_POLICY", "default")
         result |= {"rounds": options.rounds, "steps": options.steps, "loss_steps": options.loss_steps}
         name = f"versus_{options.name or runs.slug(device['kind'])}"
         for task, kind in itertools.product(tasks, options.passes):
-            contenders, losses, absent = gather(task, kind, options.dtypes, options.flax, options.loss_steps)
+            contenders, losses, absent = gather(task, kind, options.dtypes, options.loss_steps)
             missing = list(dict.fromkeys([*missing, *absent]))
             failed = take_turns(contenders, options.rounds, options.steps)
             missing += [f"{line}, in the timing of {kind}" for line in failed]
