@@ -1,9 +1,9 @@
-"""Compiles the training step for a GPU or TPUs that are not there, and counts what it would move.
+"""Compiles the training step for a GPU that is not there, and counts what it would move.
 
 python -m experiments.aot --gpu=h200 --presets=fp32,bf16,fp16,fp16_rewrite --batch=256,32
 python -m experiments.aot --gpu=h100 --devices=1,8,64 --presets=bf16 --batch=256
 python -m experiments.aot --gpu=h100 --prediction --presets=bf16 --batch=256,1
-python -m experiments.aot --tpu=v5e:2x2 --config=configs/cifar10.py --batch=512
+python -m experiments.aot --programs=U-Net
 python -m experiments.aot --check
 
 Needs no GPU, but JAX's CUDA plugin: Python 3.12 or newer and pip install 'jax[cuda13]' in an environment of its own.
@@ -22,22 +22,23 @@ The bytes of the all-reduces themselves are not in the MB an image.
 
 --prediction compiles the program of `mixedres.predict` instead of the training step: folded norms, cast weights.
 
---tpu compiles for the chips of a topology, such as v5e:2x2 or v6e:2x2, and needs pip install -e '.[tpu]' instead.
-It tells of every preset whether the step compiles, what the chips sum up, memory, and XLA's own estimates of the bytes
-and of the time of a step (its 'optimal_seconds'): nothing of it is measured. It writes
-experiments/results/aot_tpu_TPU.json.
 
---check compiles what experiments/aot_limits.json names instead, writes nothing, and tells what is above its limits.
+--programs=REGEX compiles the training steps of networks that are no ResNet (experiments/programs) whose names match, in
+float32, in their library's own half mode and under autocast, and writes experiments/results/aot_programs_GPU.json: GB
+moved and of temporary memory, kernels, and the errors of gradients, which smaller networks have on this CPU.
 
-exit status: 0; 1 where a limit is passed, or a step does not compile for a TPU; 2 for a mistake in what was given
+--check compiles what experiments/aot_limits.json and experiments/programs/limits.json name instead, writes nothing, and
+tells what is above its limits.
+
+exit status: 0; 1 where a limit is passed; 2 for a mistake in what was given
 """
 
 import argparse
 import dataclasses
 import json
 import math
-import multiprocessing
 import pathlib
+import re
 import sys
 import time
 from collections import Counter
@@ -47,8 +48,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.lib import hlo, runs, tpus
+from experiments.lib import hlo, runs
 from experiments.lib.gpus import GPUS, MACHINE, absent_device
+from experiments.programs import measure as programs
+from experiments.programs.steps import PROGRAMS
 from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.mesh import make_mesh
@@ -71,7 +74,7 @@ MOVING = ("pooling", "copy", "transpose")
 class Case:
     """A step to compile."""
 
-    gpu: str  # of `GPUS`, or a topology of TPUs
+    gpu: str  # of `GPUS`
     batch: int  # images of a device
     preset: str
     fused: bool  # whether norms are
@@ -239,38 +242,27 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options, and what goes to every config; raises ConfigError for a mistake."""
     parser = runs.parser("aot", __doc__)
     parser.add_argument("--gpu", help=f"comma-separated: {', '.join(GPUS)} (default h200)")
-    parser.add_argument("--tpu", help="instead: chip and topology, comma-separated, such as v5e:2x2,v6e:2x2")
-    parser.add_argument("--minutes", type=float, default=15, help="that a step may compile for a TPU (default 15)")
     parser.add_argument("--config", default=CONFIG, help="FILE[,key=value ...] without a preset")
     parser.add_argument("--presets", default="fp32,bf16,fp16,fp16_rewrite", help="comma-separated")
-    parser.add_argument("--batch", default="256", help="images of a GPU (of all TPUs), comma-separated")
+    parser.add_argument("--batch", default="256", help="images of a GPU, comma-separated")
     parser.add_argument("--devices", default="1", help="GPUs, 1 to 8 or a multiple of 8, comma-separated (default 1)")
     parser.add_argument("--prediction", action="store_true", help="prediction instead of training")
+    parser.add_argument("--programs", nargs="?", const=".", help="instead: programs whose names match (default all)")
     parser.add_argument("--name", help="of the file of results (default aot_GPU, aot_prediction_GPU)")
     parser.add_argument("--check", action="store_true", help="compare with the committed limits instead")
     options, rest = parser.parse_known_args(argv)
-    if options.gpu and options.tpu:
-        raise ConfigError("--gpu and --tpu compile different programs; leave one of them out")
-    if options.prediction and options.tpu:
-        raise ConfigError("--prediction is compiled for GPUs; leave out --tpu")
     options.presets = runs.names("presets", options.presets)
-    options.gpu = (options.tpu or options.gpu or "h200").split(",")
-    for tpu in options.gpu if options.tpu else ():
-        tpus.check_name(tpu)
-    unknown = [gpu for gpu in options.gpu if not options.tpu and gpu not in GPUS]
+    options.gpu = (options.gpu or "h200").split(",")
+    unknown = [gpu for gpu in options.gpu if gpu not in GPUS]
     if unknown:
         raise ConfigError(f"--gpu={unknown[0]} is not known; use {' or '.join(GPUS)}")
     options.batch = runs.numbers("batch", options.batch)
     options.devices = runs.numbers("devices", options.devices)
     uneven = [count for count in options.devices if count > MACHINE and count % MACHINE]
-    if uneven or (options.tpu and options.devices != [1]):
+    if uneven:
         raise ConfigError(
             f"--devices={uneven[0]} is no number of full machines; use 1 to {MACHINE} or a multiple of {MACHINE}"
-            if uneven
-            else "--devices is a number of GPUs; write the chips of --tpu as its topology, such as v5e:2x2"
         )
-    if not options.minutes > 0:
-        raise ConfigError(f"--minutes={options.minutes:g} must be > 0")
     if any(argument.startswith("--config.model.fused") for argument in rest):
         raise ConfigError("--config.model.fused is set here: both forms are compiled; leave it out")
     if options.check and len(argv) > 1:
@@ -279,45 +271,18 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, rest
 
 
-def measure_on_tpu(case: Case) -> dict[str, Any]:
-    """What the step tells that is compiled for TPUs, with 'failed' if XLA refuses it."""
-    devices = tpus.chips(case.gpu)
-    if case.batch % len(devices):
-        raise ConfigError(f"--batch={case.batch} cannot be shared by the {len(devices)} chips of {case.gpu}")
-    experiment = plan(parse_flags(case.arguments).config).experiment
-    about = {"tpu": case.gpu, "batch": case.batch, "preset": case.preset, "form": case.form}
-    about |= {"model": experiment.config.model.name, "image_size": experiment.config.data.image_size}
-    with absent_device():
-        try:
-            return about | tpus.measure(experiment, devices)
-        except (RuntimeError, NotImplementedError) as error:  # XLA's: that a step does not compile is a result
-            return about | {"failed": runs.one_line(error)}
-
-
-def within(minutes: float, case: Case) -> dict[str, Any]:
-    """`measure_on_tpu` in a process of its own, which is ended after so many minutes: that is a result, too."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        try:
-            row = pool.apply_async(measure_on_tpu, (case,)).get(60 * minutes)
-        except multiprocessing.TimeoutError:
-            about = {"tpu": case.gpu, "batch": case.batch, "preset": case.preset, "form": case.form}
-            return about | {"failed": f"not within {minutes:g} minutes"}
-        # Ended by a signal, as the pool does by itself, libtpu would print a stack.
-        pool.close()
-        pool.join()
-        return row
-
-
-def for_tpus(asked: list[Case], name: str | None, minutes: float) -> int:
-    """Compiles the cases for their TPUs, prints and writes; returns the exit status."""
+def for_programs(pattern: str, gpu: str, name: str | None) -> int:
+    """Compiles the programs whose names match, prints and writes; returns the exit status."""
     rows: list[dict[str, Any]] = []
-    stem = name or "_".join(["aot_tpu", *dict.fromkeys(case.gpu.partition(":")[0] for case in asked)])
-    for case in asked:
-        rows.append(within(minutes, case))
-        print(tpus.table(rows)[-1], flush=True)
-        path = runs.write(stem, {"versions": environment.versions() | tpus.versions(), "rows": rows})
-    print("\n".join(["", *tpus.table(rows), str(path)]))
-    return int(any("failed" in row for row in rows))
+    for half in ("bfloat16", "float16"):
+        for program in filter(re.compile(pattern).search, PROGRAMS):
+            rows.append(programs.row(program, half, gpu))
+            path = runs.write(name or f"aot_programs_{gpu}", {"versions": environment.versions(), "rows": rows})
+            print(programs.table(rows)[-1], flush=True)
+    if not rows:
+        raise ConfigError(f"--programs={pattern} matches none of: {'; '.join(PROGRAMS)}")
+    print("\n".join(["", *programs.table(rows), programs.summary(rows), str(path)]))
+    return 0
 
 
 def main(argv: list[str]) -> int:
@@ -326,14 +291,18 @@ def main(argv: list[str]) -> int:
         jax.config.update("jax_platforms", "cpu")  # the plugin would look for a GPU, and fail where there is no driver
     try:
         options, rest = parse(argv)
-        if options.tpu:
-            return for_tpus(cases(options, rest), options.name, options.minutes)
+        if options.programs:
+            return for_programs(options.programs, options.gpu[0], options.name)
         asked = limited(LIMITS) if options.check else [(case, {}) for case in cases(options, rest)]
         rows, over = [], []
         for case, most in asked:
             rows.append(measure(case))
             over += passed(rows[-1], most)
             print(table(rows)[-1], flush=True)
+        for program in programs.limits() if options.check else ():
+            found = programs.row(program, "bfloat16", "h200", whole=False)
+            print(program, *(f"{ratio:.3f}" for ratio in found["ratios"].values()), flush=True)
+            over += programs.passed([found])
     except ConfigError as error:
         print(f"aot: {error}", file=sys.stderr)
         return 2

@@ -10,10 +10,8 @@ table. The picture of the accuracy is also the picture of README.md.
 """
 
 import hashlib
-import itertools
 import json
 import pathlib
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -22,8 +20,8 @@ from typing import Any
 from experiments import trained
 from experiments.evidence import view as evidence
 from experiments.lib import plots, runs, strangers
+from experiments.programs import measure as programs
 from experiments.timing import peers
-from experiments.timing.turns import told
 from mixedres._internal.files import replace_text
 from mixedres._internal.names import PRESETS
 
@@ -110,8 +108,8 @@ def page() -> str:
     parts += ["## Speed beside PyTorch", speed_beside_pytorch()]
     parts += ["## Speed on a GPU", *map(speed, _timed())]
     parts += ["## Programs of other libraries", other_programs(_read("third_party_float16"))]
+    parts += ["## Bytes of other networks", program_bytes(_read("aot_programs_h200"))]
     parts += ["## Bytes of a step", step_bytes(_read("aot_h200"))]
-    parts += ["## Cost of loss scaling", overhead(_read("costs_cpu"))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -153,12 +151,7 @@ def _real_differences(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def recipe(results: Sequence[dict[str, Any]]) -> str:
     """Returns the errors of a published recipe, in all its epochs and in fewer, beside the published error."""
-    whole, *_ = rows = _recipe_rows(results)
-    head = ["preset", "epochs", "last error", "best error"]
-    cells = [
-        [row["name"], str(len(row["errors"])), f"{row['errors'][-1]:.2f} %", f"{min(row['errors']):.2f} %"]
-        for row in rows
-    ]
+    whole, *_ = _recipe_rows(results)
     errors = whole["errors"]
     return "\n\n".join(
         [
@@ -167,7 +160,6 @@ def recipe(results: Sequence[dict[str, Any]]) -> str:
             f"([errors](live/recipe_errors.html)). The paper's best epoch has {PUBLISHED} %. "
             "`configs/fashion_mnist.py` names differences.",
             _picture("recipe", "Test error over the epochs"),
-            "\n".join(runs.markdown(head, cells)),
             f"Commands: `sweep_fashion_mnist_*.json`. {_where(results[0])}.",
         ]
     )
@@ -188,18 +180,17 @@ def _recipe_rows(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def speed_beside_pytorch() -> str:
     """Returns our passes beside PyTorch's on each processor."""
-    tables = []
-    for kind, processor in PROCESSORS.items():
-        rows, file = _beside_pytorch(kind), _read(f"versus_cpu_{kind}_64")
-        where = f"{file['rows'][0]['threads']} threads, {_where(file)}, PyTorch {file['versions']['torch']}"
-        tables.append(_folded(f"{processor}: training, {peers.ranges(rows)}", peers.table(rows), where))
+    kind = "avx512_bf16"  # the picture has the other processors
+    rows, file = _beside_pytorch(kind), _read(f"versus_cpu_{kind}_64")
+    where = f"{file['rows'][0]['threads']} threads, {_where(file)}, PyTorch {file['versions']['torch']}"
+    table = _folded(f"{PROCESSORS[kind]}: training, {peers.ranges(rows)}", peers.table(rows), where)
     return "\n\n".join(
         [
             "Our time divided by PyTorch's: below 1, ours is shorter. With AVX2, PyTorch computes bfloat16 slowly.",
             _picture("speed", "Our time of a training step divided by PyTorch's, with 95 % intervals"),
             "Equal weights, timed in turns; PyTorch runs eager or compiled, whichever is faster. Threads sleep while "
             "they wait; CPU time is their sum. Commands: `versus_cpu_*.json`.",
-            *tables,
+            table,
         ]
     )
 
@@ -251,9 +242,6 @@ def speed_up(result: dict[str, Any]) -> str:
 
 def other_programs(result: dict[str, Any]) -> str:
     """Returns the errors of programs under autocast beside those in the half modes of their libraries."""
-    by_library = {name: list(rows) for name, rows in itertools.groupby(result["rows"], lambda row: row["library"])}
-    cells = [[name, str(len(rows)), *_ratios(rows)] for name, rows in by_library.items()]
-    head = ["library", "programs", "gradient error", "conversions"]
     return "\n\n".join(
         [
             "Below the line, gradients in float16 err less under `autocast` than in the library's own half mode.",
@@ -261,40 +249,37 @@ def other_programs(result: dict[str, Any]) -> str:
                 "programs", "Gradient errors of programs under autocast over those in their libraries' half modes"
             ),
             f"{strangers.summary(result['rows'])}",
-            _folded(
-                "The table: medians of autocast / own",
-                runs.markdown(head, cells),
-                f"`{result['command']}`, {result['dtype']}, {result['seeds']} seeds, {_where(result)}",
-            ),
+            f"`{result['command']}`, {result['dtype']}, {result['seeds']} seeds, {_where(result)}.",
         ]
     )
 
 
-def _ratios(rows: list[dict[str, Any]]) -> Iterable[str]:
-    """Returns the median ratios of a library's programs to its own half mode."""
-    for what in ("errors", "converts"):
-        found = [value for row in rows if (value := strangers.ratio(row, what)) is not None]
-        yield f"{statistics.median(found):.2f}" if found else "-"
+def program_bytes(result: dict[str, Any]) -> str:
+    """Returns what steps of other networks move under autocast beside their libraries' own half modes."""
+    where = f"`{result['command']}`, JAX {result['versions']['jax']}, {result['date']}"
+    rows = [row for row in result["rows"] if row["dtype"] == "bfloat16"]
+    return "\n\n".join(
+        [
+            "Training steps at real sizes with AdamW, compiled for an H200 without the GPU: each moves its bytes from "
+            f"and to memory. {programs.summary(rows)}.",
+            _picture("program_bytes", "Bytes and memory of steps under autocast over those in their own half modes"),
+            "The graph network's own mode sums in half, autocast does not. With cuDNN's attention the residual stream, "
+            "which is float32, decides.",
+            _folded("The table: bfloat16, GB moved, and autocast / own", programs.table(rows), where),
+        ]
+    )
 
 
 def step_bytes(result: dict[str, Any]) -> str:
     """Returns what steps move that were compiled for a GPU without having one."""
     shown = _compiled(result)
-    head = ["preset, norms", "MB moved per image", "kernels", "temporary memory"]
-    cells = [
-        [row["name"], f"{row['mb_per_image']:.0f}", f"{row['kernels']:,}", f"{row['temp_gb']:.1f} GB"] for row in shown
-    ]
     return "\n\n".join(
         [
             "Half precision halves the bytes, and [fused norms](performance.md#fused-norms) save another tenth.",
             _picture("bytes", "MB that a training step of ResNet-50 moves per image, by kind of kernel"),
             f"ResNet-50, batch 256, 224 pixels, compiled for an {shown[0]['gpu'].upper()}, without the GPU. `fp16` "
-            "moves as much as `bf16`, `tf32` as much as `fp32`.",
-            _folded(
-                "The table",
-                runs.markdown(head, cells),
-                f"`{result['command']}`, JAX {result['versions']['jax']}, {result['date']}",
-            ),
+            "moves as much as `bf16`, `tf32` as much as `fp32`. "
+            f"`{result['command']}`, JAX {result['versions']['jax']}, {result['date']}.",
         ]
     )
 
@@ -308,15 +293,6 @@ def _compiled(result: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def overhead(result: dict[str, Any]) -> str:
-    """Returns what dynamic loss scaling costs."""
-    ratio = next(row for row in result["rows"] if row["step"] == "dynamic" and row["to"] == "unchecked")
-    return (
-        f"A float16 step of ResNet-20 with dynamic loss scaling takes {told(ratio)} times the step without scale and "
-        f"check. (`{result['command']}`, {result['processor'].strip()}, {result['date']}.)"
-    )
-
-
 def pictures() -> dict[str, tuple[Callable[[list[dict[str, Any]]], plots.plt.Figure], list[dict[str, Any]]]]:
     """Returns, by the name of a picture, the function that draws it and its rows."""
     compared = [row for kind in PROCESSORS for row in _beside_pytorch(kind)]
@@ -325,6 +301,7 @@ def pictures() -> dict[str, tuple[Callable[[list[dict[str, Any]]], plots.plt.Fig
         "recipe": (partial(plots.recipe, published=PUBLISHED), _recipe_rows(map(_read, RECIPE))),
         "speed": (plots.peers, [row for row in compared if row["pass"] == "training"]),
         "programs": (plots.programs, _read("third_party_float16")["rows"]),
+        "program_bytes": (plots.program_bytes, _read("aot_programs_h200")["rows"]),
         "bytes": (plots.step_bytes, _compiled(_read("aot_h200"))),
     }
 

@@ -179,16 +179,13 @@ def is_equivalent(row: dict[str, Any]) -> bool:
 
 def table(found: Sequence[dict[str, Any]]) -> list[str]:
     """Returns the lines of a Markdown table: differences with half their 95 % intervals, bold where not equivalent."""
-    lines = []
-    for network, figure in itertools.product(dict.fromkeys(row["network"] for row in found), (*MARGINS, "sure")):
+    lines, shown = [], [arm for arm in ARMS if arm not in (FLOOR, MUST_FAIL)]
+    for network, figure in itertools.product(dict.fromkeys(row["network"] for row in found), MARGINS):
         of = {row["arm"]: row[figure] for row in found if row["network"] == network and row.get(figure)}
-        if figure == "sure":
-            cells = {arm: f"{one['float32']['loss'][0]:.4f}" for arm, one in of.items()}
-        else:
-            cells = {arm: _cell(one, 2 if figure == "top1" else 4) for arm, one in of.items()}
+        cells = {arm: _cell(one, 2 if figure == "top1" else 4) for arm, one in of.items()}
         if of:
-            lines.append([f"{network}, {figure}", *(cells.get(arm, "") for arm in ARMS)])
-    return runs.markdown(["network", *ARMS], lines)
+            lines.append([f"{network}, {figure}", *(cells.get(arm, "") for arm in shown)])
+    return runs.markdown(["network", *shown], lines)
 
 
 def _cell(one: dict[str, Any], decimals: int) -> str:

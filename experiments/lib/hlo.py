@@ -52,25 +52,35 @@ def arrays(shape: str) -> Arrays:
 
 
 def kernels(text: str) -> list[Kernel]:
-    """Returns the kernels of the entry computation of an optimised HLO module, in the order in which they run."""
+    """Returns the kernels of an optimised HLO module in the order in which they run, of loops for every step."""
     computations = _computations(text)
+    return list(_kernels(_entry(computations), computations))
+
+
+def _kernels(lines: list[str], computations: dict[str, list[str]]) -> Iterator[Kernel]:
     shapes: dict[str, Arrays] = {}
-    found = []
-    for line, (name, shape, operation, rest) in _instructions(_entry(computations)):
-        shapes[name] = arrays(shape)
+    for line, (name, shape, operation, rest) in _instructions(lines):
+        shapes[name] = results = arrays(shape)
         if operation in _FREE or operation.endswith("-done"):
+            continue
+        if operation == "while" and (steps := re.search(r'"known_trip_count":\{"n":"(\d+)"', line)):
+            body = re.search(r"body=%?([\w.\-]+)", line)
+            yield from int(steps[1]) * list(_kernels(computations[body[1]] if body else [], computations))
             continue
         target = re.search(r'custom_call_target="([^"]+)"', line)
         called = re.search(r"calls=%?([\w.\-]+)", line)
-        body = computations.get(called[1], []) if called else []
+        body_lines = computations.get(called[1], []) if called else []
         operands = [shapes.get(operand, ()) for operand in _operands(rest)]
-        for index, taken in _slices(body).items() if operation == "fusion" else ():
+        if operation == "fusion-start":  # its shape is ((operands), results, ...)
+            operation, results = "fusion", results[len(sum(operands, ())) :]
+        for index, taken in _slices(body_lines).items() if operation == "fusion" else ():
             operands[index] = min(taken, operands[index], key=_bytes)  # slices can overlap
         if operation in _SLICES:
             operands[0] = shapes[name]
-        kind = _kind(operation, target[1] if target else "", body, line)
-        found.append(Kernel(name, kind, sum(operands, ()), shapes[name], target[1] if target else ""))
-    return found
+        if operation == "fusion" and (updated := _updates(body_lines)):
+            operands, results = _updated(operands, results, updated)
+        kind = _kind(operation, target[1] if target else "", body_lines, line)
+        yield Kernel(name, kind, sum(operands, ()), results, target[1] if target else "")
 
 
 @dataclasses.dataclass
@@ -155,6 +165,31 @@ def _slices(body: list[str]) -> dict[int, Arrays]:
         else:
             whole.update(first, *others)
     return {index: slices for index, slices in taken.items() if index not in whole}
+
+
+def _updates(body: list[str]) -> list[tuple[int, Arrays]]:
+    """Returns (index of the parameter, the part that is written) of the arrays that a fusion updates in place."""
+    found, parameters, shapes = [], {}, {}
+    for _, (name, shape, operation, rest) in _instructions(body):
+        shapes[name] = arrays(shape)
+        if operation == "parameter":
+            parameters[name] = int(rest.partition(")")[0])
+        elif operation == "bitcast" and _operands(rest)[0] in parameters:
+            parameters[name] = parameters[_operands(rest)[0]]
+        elif operation == "dynamic-update-slice" and (whole := _operands(rest)[0]) in parameters:
+            found.append((parameters[whole], shapes[_operands(rest)[1]]))
+    return found
+
+
+def _updated(operands: list[Arrays], results: Arrays, updates: list[tuple[int, Arrays]]) -> tuple[list[Arrays], Arrays]:
+    """Returns operands and results with only the parts of arrays that are updated in place; these are not read."""
+    kept, left = list(operands), list(results)
+    for index, part in updates:
+        for array in kept[index]:
+            if array in left:
+                left[left.index(array)] = part[0]
+        kept[index] = ()
+    return kept, tuple(left)
 
 
 def _computations(text: str) -> dict[str, list[str]]:

@@ -292,6 +292,20 @@ def programs(rows: list[dict[str, Any]]) -> plt.Figure:
 
 
 @plt.rc_context(NARROW)
+def program_bytes(rows: list[dict[str, Any]]) -> plt.Figure:
+    """Bytes and temporary memory of programs under autocast over those in the half mode of their library, bfloat16."""
+    rows = [row for row in rows if row["dtype"] == "bfloat16"][::-1]
+    figure, panel = plt.subplots(figsize=(4.4, 0.8 + 0.3 * len(rows)), layout="constrained")
+    panel.axvline(1, color="black", linewidth=0.8)
+    for key, name, marker in (("gb", "bytes", "o"), ("temp_gb", "temporary memory", "D")):
+        panel.plot([row["ratios"][key] for row in rows], range(len(rows)), marker, label=name)
+    panel.set_yticks(range(len(rows)), [row["program"] for row in rows])
+    panel.set(xlabel="autocast / own half mode")
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)
+    return figure
+
+
+@plt.rc_context(NARROW)
 def step_bytes(rows: list[dict[str, Any]]) -> plt.Figure:
     """MB that a step moves per image, by kind of kernel, for each preset and form of the norms.
 
