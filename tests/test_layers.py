@@ -47,7 +47,7 @@ COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
 # and rises only by a commit that says what was worth it.
 LINES = {
     "_internal": 2552,
-    "amp": 3328,
+    "amp": 3627,
     "checkpoints": 1968,
     "config": 833,
     "data": 3013,
@@ -65,8 +65,8 @@ LINES = {
     "photographs": 1105,
     "trackers": 211,
     "javascript": 499,
-    "tests": 28256,
-    "experiments": 6807,
+    "tests": 28450,
+    "experiments": 7479,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
 DEEP_NAMES = 122
