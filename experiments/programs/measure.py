@@ -105,9 +105,8 @@ def row(name: str, half: str, gpu: str, *, whole: bool = True) -> dict[str, Any]
 
     Without `whole`, without float32 and the errors of gradients.
     """
-    dtypes = {"float32": "float32", "own": half, "autocast": half}
-    modes = steps.MODES[0 if whole else 1 :]
-    found: dict[str, Any] = {mode: dict(facts(name, mode, dtypes[mode], gpu)) for mode in modes}
+    modes = steps.MODES if whole else steps.MODES[1:]
+    found = {mode: dict(facts(name, mode, mode if mode == "float32" else half, gpu)) for mode in modes}
     try:
         for mode, error in errors(name, half).items() if whole else ():
             found[mode]["error"] = error
@@ -145,9 +144,10 @@ def limits() -> dict[str, dict[str, float]]:
 
 def passed(rows: Iterable[dict[str, Any]]) -> list[str]:
     """Returns a line for every ratio that is above the limit of its program."""
+    most = limits()
     return [
         f"{one['program']}, {one['dtype']}: {NAMES[key]}, autocast / own, is {one['ratios'][key]:.3f}, may be {limit:g}"
         for one in rows
-        for key, limit in limits()[one["program"]].items()
+        for key, limit in most[one["program"]].items()
         if key in one["ratios"] and not one["ratios"][key] <= limit
     ]

@@ -6,7 +6,6 @@ computed in float32, but their results may be half. And clear ops become half on
 """
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -69,7 +68,7 @@ def _before_products(nodes: list[Node], pinned: dict[Node, str]) -> set[Node]:
 
 def _sum_reason(node: Node) -> str:
     """Returns the reason why a sum that a norm reads, such as of a product and a bias, may be half; or ''."""
-    shape = node.eqn.outvars[0].aval.shape
+    shape = node.shape
     operands = list(zip(node.eqn.invars, node.ins, strict=True))
     branches = [v for atom, v in operands if v.producer is not None and v.producer.half and atom.aval.shape == shape]
     # A norm subtracts the mean, which is float32.
@@ -232,7 +231,7 @@ def _is_outer(node: Node) -> bool:
     (contracted, _), _ = node.eqn.params["dimension_numbers"]
     left, right = (atom.aval.shape for atom in node.eqn.invars)
     terms = math.prod(left[axis] for axis in contracted)
-    return bool(terms == 1 and exceeds(_shape(node), left) and exceeds(_shape(node), right))
+    return bool(terms == 1 and exceeds(node.shape, left) and exceeds(node.shape, right))
 
 
 def _deny_forward(nodes: list[Node], dtype: np.dtype) -> None:
@@ -296,7 +295,7 @@ def _only_broadcast(nodes: list[Node]) -> set[Node]:
         if reader.primitive == "gather" and reader.reads_few:
             return False
         return (reader.category == "clear" and reader in found) or (
-            reader.primitive in SPREADING and exceeds(_shape(reader), _shape(node))
+            reader.primitive in SPREADING and exceeds(reader.shape, node.shape)
         )
 
     for node in reversed(nodes):  # readers come before what they read
@@ -305,10 +304,6 @@ def _only_broadcast(nodes: list[Node]) -> set[Node]:
             if readers and all(spreads(node, reader) for reader in readers):
                 found.add(node)
     return found
-
-
-def _shape(node: Node) -> tuple[Any, ...]:
-    return tuple(node.eqn.outvars[0].aval.shape)
 
 
 def _last_infer(node: Node) -> set[Node]:
@@ -335,9 +330,9 @@ def _running_values(nodes: list[Node], after: set[Node]) -> tuple[dict[Node, str
         return value.producer is None or value.producer in running or value.producer not in after
 
     for node in nodes:
-        if node.eqn is None or len(node.outs) != 1 or node not in after or math.prod(_shape(node)) == 1:
+        if node.eqn is None or len(node.outs) != 1 or node not in after or math.prod(node.shape) == 1:
             continue
-        shape = node.eqn.outvars[0].aval.shape
+        shape = node.shape
         if node.primitive in ADDITIONS:
             operands = zip(node.eqn.invars, node.ins, strict=True)
             if found := [value for atom, value in operands if runs(atom, value, shape)]:

@@ -4,8 +4,6 @@ JAX adds the cotangents of a value in the dtype of the value. A half reader roun
 loses what cancels: the gradient of cross entropy is p - 1, where logsumexp gives p and a gather of the label gives -1.
 """
 
-from typing import Any
-
 import jax.numpy as jnp
 
 from mixedres.amp._graph import Graph, Node, Path, Value
@@ -80,15 +78,11 @@ def adds_in_half(value: Value) -> bool:
     if not value.is_f32 or value.returned or value.producer is None or not 1 < len(readers) <= MOST_IN_HALF:
         return False
     # An operation that repeats elements of its operand sums its cotangent in float32.
-    shape = value.aval.shape
+    shape = tuple(value.aval.shape)
     return all(
-        reader.half and (reader.category == "allow" or (reader.category == "infer" and _shape(reader) == shape))
+        reader.half and (reader.category == "allow" or (reader.category == "infer" and reader.shape == shape))
         for reader in readers
     )
-
-
-def _shape(node: Node) -> tuple[Any, ...]:
-    return tuple(node.outs[0].aval.shape)
 
 
 def meets_float32(value: Value) -> bool:

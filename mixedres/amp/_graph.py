@@ -181,6 +181,11 @@ class Node:
         self.primitive = "merge" if self.eqn is None else self.eqn.primitive.name
         self.touches_f32 = any(value.is_f32 for value in (*self.ins, *self.outs))
 
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Returns the shape of the first result."""
+        return tuple(self.outs[0].aval.shape)
+
     def f32_ins(self) -> list[Value]:
         """Returns the float32 operands that are not constants."""
         return [value for value in self.ins if value.is_f32 and value.constant is None]

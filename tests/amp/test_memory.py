@@ -208,7 +208,7 @@ def saved(loss, *args):
 
 
 def close(loss, *args, most):
-    """Whether the gradients of a loss err by at most this share under autocast, with and without `jax.jit`."""
+    """Returns whether gradients err by at most this share under autocast, with and without `jax.jit`."""
     exact = flat(jax.grad(loss, tuple(range(len(args))))(*args))
     gradient = jax.grad(autocast(loss, HALF), tuple(range(len(args))))
     return all(

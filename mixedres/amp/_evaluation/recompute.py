@@ -39,10 +39,9 @@ def _elementwise(graph: Graph) -> dict[Node, list[Node]]:
     for node in graph.nodes:
         if node.eqn is None or node.program or not (node.category == "infer" or node.primitive in _ELEMENTWISE):
             continue
-        shape = node.eqn.outvars[0].aval.shape
         pairs = zip(node.eqn.invars, node.ins, strict=True)
         # Numbers and biases are given.
-        makers = [v.producer for atom, v in pairs if v.constant is None and not exceeds(shape, atom.aval.shape)]
+        makers = [v.producer for atom, v in pairs if v.constant is None and not exceeds(node.shape, atom.aval.shape)]
         if all(maker is not None and (maker in found or _is_product(maker)) for maker in makers):
             found[node] = [maker for maker in makers if maker is not None]
     return found
