@@ -4,7 +4,7 @@ python -m experiments.pipelines.our_prediction FOLDER WEIGHTS --dtype=bf16 --cou
 
 Prints the CPU time per image from the second batch on, and the probabilities of the first image. Threads decode as many
 images ahead at the end of the measurement as at its start. The loop gets 1,000 images or more, as prediction decides by
-their number whether to use oneDNN.
+their pixels whether to use oneDNN.
 """
 
 import argparse

@@ -87,7 +87,7 @@ class Prediction(Ours):
         super().__init__(dtype, preset)
         chosen, device = precision.get(preset), jax.devices()[0]
         model = models.create(task.model, num_classes=task.num_classes, **chosen.network_options)
-        model = models.for_platform(model, device.platform, chosen.policy.compute_dtype, 1000)
+        model = models.for_platform(model, device.platform, chosen.policy.compute_dtype, 2**24)
         spec = InputSpec(task.images.shape[1:], task.mean, task.std)
         variables = {"params": task.params, "batch_stats": task.batch_stats}
         names = tuple(map(str, range(task.num_classes)))
@@ -126,7 +126,7 @@ def experiment(model: str, preset: str, batch: int, size: int, num_classes: int,
         "data.num_classes": num_classes,
         "data.train_examples": 10 * batch,
         "batch_size": batch,
-        "steps": 1000,  # a run that is long enough for oneDNN
+        "steps": 100_000,  # a run that is long enough for oneDNN
         "num_devices": 1,
         "optimizer.learning_rate": learning_rate,
         "label_smoothing": 0.0,

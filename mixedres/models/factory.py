@@ -82,7 +82,7 @@ def create(
     return model
 
 
-def for_platform(model: Network, platform: str, compute_dtype: DType, count: int) -> Network:
+def for_platform(model: Network, platform: str, compute_dtype: DType, pixels: int) -> Network:
     """Returns the network as this machine computes it fastest: on CPUs with oneDNN or without.
 
     Compile its programs with `compiler_options`.
@@ -90,14 +90,14 @@ def for_platform(model: Network, platform: str, compute_dtype: DType, count: int
     Args:
       platform: platform of the device, such as 'cpu' or 'gpu'.
       compute_dtype: dtype of the convolutions, which a graph rewrite may change.
-      count: steps of training, or images to predict.
+      pixels: height x width of all images to train with, in every epoch, or to predict.
     """
     if not isinstance(model, ResNet):
         return model
     # The network does not see the convolutions that a graph rewrite makes, so it cannot compute them in float32.
     is_rewritten = jnp.dtype(model.policy.compute_dtype) != jnp.dtype(compute_dtype)
     is_fast = not is_rewritten or onednn.multiplies(compute_dtype) or onednn.widens(compute_dtype)
-    use_onednn = platform == "cpu" and is_fast and onednn.is_faster(compute_dtype, count)
+    use_onednn = platform == "cpu" and is_fast and onednn.is_faster(compute_dtype, pixels)
     return model.clone(use_onednn=use_onednn, product_dtype=compute_dtype if is_rewritten else None)
 
 

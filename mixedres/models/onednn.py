@@ -25,11 +25,11 @@ COMPILER_OPTIONS: dict[str, Any] = {
 # Before JAX 0.11, jaxlib has oneDNN for float16 alone, in a loop 100 times slower than the float32 convolution.
 _FIRST_JAX = (0, 11)
 _CPUINFO = pathlib.Path("/proc/cpuinfo")
-# Steps of training, or images to predict, from which on oneDNN is used. jaxlib cannot write a program with oneDNN into
-# a compilation cache, so every start compiles the program: XLA's thunk of oneDNN has the kind of a custom call, and the
-# writer casts it to one. ResNet-20 wins this time (6 s of a core) back after 70 steps of 32 images in bfloat16, and
-# about 500 in float32 and float16. ResNet-50 wins its time back after 150 predicted images of 224 pixels.
-_MANY = 500
+# Pixels of all images of a run from which on oneDNN is used. jaxlib cannot write a program with oneDNN into a
+# compilation cache, so every start compiles the program (4 to 10 s of a core): XLA's thunk of oneDNN has the kind of a
+# custom call, and the writer casts it to one. In float32 and float16 ResNet-20 wins this time back after 13 million
+# pixels, ResNet-8 after 30 million, and in bfloat16 after fewer; ResNet-50 after 8 million predicted pixels.
+_MANY = 2**24
 
 # Channels of a map below which the gradient of a kernel is JAX's, a convolution with the whole result. A product with
 # so few rows is slow: 20 ms for the stem of ResNet-50 with 8 images of 224 pixels, and 6 ms by a convolution.
@@ -38,10 +38,10 @@ _CHANNELS = 16
 _WIDE = 128
 
 
-def is_faster(compute_dtype: DType, count: int) -> bool:
-    """Returns whether oneDNN makes a ResNet faster on this machine's CPUs, for `count` steps of training or images."""
+def is_faster(compute_dtype: DType, pixels: int) -> bool:
+    """Returns whether oneDNN makes a ResNet faster on this machine's CPUs, for images of so many pixels."""
     # docs/performance.md: JAX 0.12, a Xeon with AMX, an EPYC with AVX512_BF16, and an EPYC with AVX2 alone.
-    if count < _MANY or jax.__version_info__ < _FIRST_JAX or platform.machine() not in ("x86_64", "AMD64"):
+    if pixels < _MANY or jax.__version_info__ < _FIRST_JAX or platform.machine() not in ("x86_64", "AMD64"):
         return False
     dtypes = (jnp.float32, jnp.float16, jnp.bfloat16)
     return knows_options(*COMPILER_OPTIONS.items()) and jnp.dtype(compute_dtype) in dtypes

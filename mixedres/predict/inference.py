@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -87,7 +88,8 @@ def prepare(classifier: Classifier, count: int, batch_size: int | None = None) -
     devices = jax.local_devices()
     batch_size = -(-min(batch_size or default_batch_size(), count) // len(devices)) * len(devices)
     dtype = classifier.precision.policy.compute_dtype
-    model = models.for_platform(classifier.model, devices[0].platform, dtype, count)
+    pixels = count * math.prod(classifier.spec.shape[:2])
+    model = models.for_platform(classifier.model, devices[0].platform, dtype, pixels)
     compiled, variables = compile_network(dataclasses.replace(classifier, model=model), batch_size, devices)
     environment.check_memory(compiled, devices, "a smaller --batch_size or --image_size")
     return Prepared(classifier, batch_size, compiled, variables)

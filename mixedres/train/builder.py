@@ -41,7 +41,7 @@ def build(config: ConfigDict, source: data.Source) -> Experiment:
     if config.schedule.epoch == "fractional":  # as TensorFlow's r1 counts
         batches = source.train_examples / batch_size
         in_schedule = partial(duration_in_steps, steps_per_epoch=batches, round_down=True)
-    model = for_training(model, device.platform, chosen, config, total_steps)
+    model = for_training(model, device.platform, chosen, config, total_steps * batch_size, source)
     learning_rate, tx = _optimizer(config, batch_size, total_steps, in_schedule)
     experiment = Experiment(
         config=config,

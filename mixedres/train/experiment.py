@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import partial
 from typing import Any
 
@@ -222,18 +223,19 @@ class Experiment:
         model = self.model.clone(**chosen.network_options)
         if self.is_fused and chosen.why_not_fusable is not None:
             model = model.clone(fused=False)
-        model = for_training(model, self.devices[0].platform, chosen, self.config, self.total_steps)
+        count = self.total_steps * self.batch_size
+        model = for_training(model, self.devices[0].platform, chosen, self.config, count, self.source)
         return dataclasses.replace(self, precision=chosen, model=model)
 
 
 def for_training(
-    model: models.Network, platform: str, chosen: Precision, config: ConfigDict, total_steps: int
+    model: models.Network, platform: str, chosen: Precision, config: ConfigDict, count: int, source: Source
 ) -> models.Network:
-    """Returns the network as the platform trains it fastest; see `mixedres.models.for_platform`."""
+    """Returns the network as the platform trains it fastest with `count` images; see `mixedres.models.for_platform`."""
     # Microbatches are computed in a loop, in which a step with oneDNN takes ten times as long as without. Without
     # oneDNN, a rewrite on CPUs keeps plain norms, so that short runs have the numbers of earlier versions.
-    count = total_steps if config.microbatches == 1 else 0
-    network = models.for_platform(model, platform, chosen.policy.compute_dtype, count)
+    pixels = count * math.prod(source.image_shape[:2]) if config.microbatches == 1 else 0
+    network = models.for_platform(model, platform, chosen.policy.compute_dtype, pixels)
     is_rewritten_on_cpu = chosen.implementation == "graph_rewrite" and platform == "cpu"
     if is_rewritten_on_cpu and config.model.fused == "auto" and isinstance(network, models.ResNet):
         network = network.clone(fused=network.fused and network.use_onednn)

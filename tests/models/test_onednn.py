@@ -16,7 +16,7 @@ from tests.train import run_cases
 from tests.train.run_cases import build
 
 needs_bfloat16 = pytest.mark.skipif(
-    not (models.onednn.is_faster(jnp.bfloat16, 1000) and models.onednn.multiplies(jnp.bfloat16)),
+    not (models.onednn.is_faster(jnp.bfloat16, 2**24) and models.onednn.multiplies(jnp.bfloat16)),
     reason="needs JAX 0.11 and a processor that multiplies bfloat16",
 )
 # (map, size and filters, stride, padding): odd and even maps, TensorFlow's padding, maps smaller than the kernel,
@@ -141,7 +141,7 @@ def test_onednn_computes_the_gradient_of_a_rewritten_convolution():
     assert [text(dtype).count("__onednn$convolution") for dtype in (jnp.bfloat16, None)] == [2, 3]
 
 
-@pytest.mark.skipif(not models.onednn.is_faster(jnp.float32, 1000), reason="needs JAX 0.11 and oneDNN")
+@pytest.mark.skipif(not models.onednn.is_faster(jnp.float32, 2**24), reason="needs JAX 0.11 and oneDNN")
 @pytest.mark.parametrize("preset, dtype", [("fp16", jnp.float16), ("bf16", jnp.bfloat16)])
 def test_halves_are_computed_in_float32_by_onednn_and_rounded(preset, dtype, monkeypatch):
     monkeypatch.setattr(models.onednn, "_instructions", lambda: frozenset({"avx2"}))
@@ -163,7 +163,7 @@ def test_halves_are_computed_in_float32_by_onednn_and_rounded(preset, dtype, mon
     np.testing.assert_allclose(found, plain, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.skipif(not models.onednn.is_faster(jnp.float32, 1000), reason="needs JAX 0.11 and oneDNN")
+@pytest.mark.skipif(not models.onednn.is_faster(jnp.float32, 2**24), reason="needs JAX 0.11 and oneDNN")
 def test_gradient_of_a_strided_float32_map_is_no_dilated_convolution():
     """XLA computes a dilated one in a loop of its own."""
     x, k = jax.ShapeDtypeStruct((2, 8, 8, 16), np.float32), jax.ShapeDtypeStruct((3, 3, 16, 16), np.float32)
@@ -194,7 +194,7 @@ def test_commands_use_onednn_where_it_was_measured_to_be_faster(instructions, wi
     presets = {name: get(name) for name in ("fp32", "bf16", "fp16", "bf16_rewrite", "fp16_rewrite")}
     networks = {name: create("resnet18", num_classes=2, **preset.network_options) for name, preset in presets.items()}
     dtypes = {name: preset.policy.compute_dtype for name, preset in presets.items()}
-    found = {name: for_platform(networks[name], "cpu", dtypes[name], 1000) for name in presets}
+    found = {name: for_platform(networks[name], "cpu", dtypes[name], 2**24) for name in presets}
     assert {name for name, model in found.items() if model.use_onednn} == with_onednn
     rewritten_to = {name: dtypes[name] for name in presets if "rewrite" in name}
     assert {name: model.product_dtype for name, model in found.items() if model.product_dtype} == rewritten_to
@@ -203,19 +203,19 @@ def test_commands_use_onednn_where_it_was_measured_to_be_faster(instructions, wi
         # The network of a graph rewrite is one in float32.
         assert keeps == (("fp32" if "rewrite" in name else name) in rounded)
     assert models.onednn.COMPILER_OPTIONS.items() <= compiler_options(found["bf16"], "cpu").items()
-    assert not for_platform(found["bf16"], "gpu", jnp.float32, 1000).use_onednn  # a network that a CPU has built
+    assert not for_platform(found["bf16"], "gpu", jnp.float32, 2**24).use_onednn  # a network that a CPU has built
     assert not compiler_options(found["bf16"], "gpu") and not compiler_options(networks["bf16"], "cpu")
 
 
-def test_onednn_needs_500_steps_a_dtype_it_knows_and_a_new_jax(monkeypatch):
+def test_onednn_needs_many_pixels_a_dtype_it_knows_and_a_new_jax(monkeypatch):
     monkeypatch.setattr(models.onednn, "knows_options", lambda *options: True)
     monkeypatch.setattr(models.onednn.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(models.onednn, "_FIRST_JAX", (0, 1))
     dtypes = {jnp.bfloat16: True, jnp.float32: True, jnp.float16: True, jnp.float64: False}
-    assert {dtype: models.onednn.is_faster(dtype, 500) for dtype in dtypes} == dtypes
-    assert not models.onednn.is_faster(jnp.bfloat16, 499)
+    assert {dtype: models.onednn.is_faster(dtype, 2**24) for dtype in dtypes} == dtypes
+    assert not models.onednn.is_faster(jnp.bfloat16, 2**24 - 1)
     monkeypatch.setattr(models.onednn, "_FIRST_JAX", (99,))
-    assert not models.onednn.is_faster(jnp.float32, 1000)
+    assert not models.onednn.is_faster(jnp.float32, 2**24)
 
 
 def test_option_that_xla_does_not_have_is_no_error(monkeypatch):
@@ -226,7 +226,7 @@ def test_option_that_xla_does_not_have_is_no_error(monkeypatch):
 def test_microbatches_are_computed_without_onednn(monkeypatch):
     """In a loop, a step with oneDNN takes ten times as long as without."""
     run_cases.shrink(monkeypatch)
-    monkeypatch.setattr(models.onednn, "is_faster", lambda dtype, count: count >= 500)
+    monkeypatch.setattr(models.onednn, "is_faster", lambda dtype, pixels: pixels > 0)
     for parts in (1, 2):
         flags = ["--config=configs/digits.py:fp32", "--config.num_devices=1", f"--config.microbatches={parts}"]
         experiment = build(parse_flags(flags).config)

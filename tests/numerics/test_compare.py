@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from mixedres import autocast
 from mixedres.numerics import compare, first_nonfinite
-from mixedres.numerics._compare import running
+from mixedres.numerics._compare import recorder, running
 from mixedres.numerics._compare.exact import evaluate
 from tests.amp.graphs import distance
 from tests.arrays import normal
@@ -24,6 +25,23 @@ def row(report, primitive, path=None):
     rows = [r for r in report.rows if r.primitive == primitive and path in (None, r.path)]
     assert len(rows) == 1, rows
     return rows[0]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_half_operations_of_a_cpu_are_float32_operations_rounded(dtype):
+    numbers = np.arange(2**16, dtype=np.uint16).view(dtype)
+    others = np.random.default_rng(0).permutation(numbers)
+
+    @partial(jax.jit, compiler_options={"xla_allow_excess_precision": False})
+    def results(x, y):
+        unary = {"abs", "erf", "exp", "log", "neg", "sign", "sin", "cos", "sqrt", "tanh", "square"}
+        operands = {name: (x,) if name in unary else (x, y) for name in recorder.ELEMENTWISE}
+        return {name: getattr(jax.lax, name)(*given) for name, given in operands.items()}
+
+    half, wide = results(numbers, others), results(numbers.astype(np.float32), others.astype(np.float32))
+    with np.errstate(all="ignore"):
+        for name, found in half.items():
+            np.testing.assert_array_equal(np.float32(found), np.float32(np.asarray(wide[name]).astype(dtype)), name)
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (80, 80)])  # measured together with others, and alone

@@ -60,5 +60,5 @@ def test_product_with_a_constant_matrix_is_computed_as_written(monkeypatch, pres
 @pytest.mark.parametrize("preset", sorted({*precision.PRESETS} - {"bf16_rewrite"}))
 def test_compiled_step_of_a_resnet_equals_its_operations(monkeypatch, preset, batch_size):
     run_cases.shrink(monkeypatch)
-    monkeypatch.setattr(models.onednn, "is_faster", lambda dtype, count: True)
+    monkeypatch.setattr(models.onednn, "is_faster", lambda dtype, pixels: True)
     assert differences(preset, "cifar_resnet8", batch_size) < 0.05

@@ -118,7 +118,7 @@ def test_auto_fuses_if_faster_and_possible(faster_on, monkeypatch):
 def test_auto_fuses_rewritten_networks_with_onednn_and_default_rules(monkeypatch):
     """Short runs of a graph rewrite on CPUs keep the numbers of plain norms, and rules of one's own apply to norms."""
     monkeypatch.setattr("mixedres.train.builder.FUSED_IS_FASTER", {"cpu": ["float16 rewritten"]})
-    monkeypatch.setattr(models.onednn, "is_faster", lambda dtype, count: count >= 500)
+    monkeypatch.setattr(models.onednn, "is_faster", lambda dtype, pixels: pixels >= 500 * 16 * 8 * 8)
     monkeypatch.setattr(models.onednn, "_instructions", frozenset)
 
     def fused(preset, steps, **options):

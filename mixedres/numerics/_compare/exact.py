@@ -1,6 +1,8 @@
 """Evaluation of an equation in float32: the same operation on the same numbers, without the roundings to half."""
 
-from collections.abc import Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +15,11 @@ from mixedres._internal.jaxprs import control_flow
 from mixedres._internal.tree import HALF, is_half
 from mixedres._internal.types import Array, DType, Equation, Function, Jaxpr
 from mixedres.numerics._compare.constants import evenly_spaced
+from mixedres.numerics._recording.recorder import KEPT
 
+# They run once, on the numbers of the half program. The float32 program goes on from their results. So do operations on
+# mutable arrays and other operations with effects.
+MEETING = {"bitcast_convert_type", "pure_callback", "pallas_call"}
 _DEFAULTS = (None, lax.Precision.DEFAULT, (lax.Precision.DEFAULT, lax.Precision.DEFAULT))
 
 
@@ -47,6 +53,48 @@ def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
     if platform != "cpu" and "precision" in params and params["precision"] in _DEFAULTS:
         changed["precision"] = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)  # the default may be TF32
     return jax_compat.bind(eqn, *args, **changed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Equations without a body that are the same operation in float32."""
+
+    platform: str
+    same: tuple[Any, ...]  # primitive, parameters, types of the operands
+    eqn: Equation = dataclasses.field(compare=False)
+
+
+def kind(eqn: Equation, platform: str) -> Kind | None:
+    """Returns the kind of an equation; None if it has a body or effects, or cannot be hashed."""
+    found = jax_compat.signature(eqn)
+    if found is None or eqn.effects or eqn.primitive.name in MEETING or list(jax_compat.bodies(eqn)):
+        return None
+    params = tuple((key, _changed(value, platform)) for key, value in eqn.params.items())
+    types = tuple((atom.aval.shape, _wide(atom.aval.dtype)) for atom in eqn.invars)
+    return Kind(platform, (eqn.primitive, params, types), eqn)
+
+
+def on_host(kind: Kind, arrays: Sequence[np.ndarray]) -> list[Any]:
+    """Returns the results of an equation in float32, from NumPy where it moves or converts, without compiling."""
+    (eqn, name), wide = (kind.eqn, kind.eqn.primitive.name), [widened(array) for array in arrays]
+    shape, dtype = eqn.outvars[0].aval.shape, _wide(eqn.outvars[0].aval.dtype)
+    if name == "squeeze" or (name == "reshape" and eqn.params["dimensions"] is None):
+        return [wide[0].reshape(shape)]
+    if name == "transpose":
+        return [wide[0].transpose(eqn.params["permutation"])]
+    if name == "broadcast_in_dim":
+        places = eqn.params["broadcast_dimensions"]
+        kept = [wide[0].shape[places.index(i)] if i in places else 1 for i in range(len(shape))]
+        return [np.broadcast_to(wide[0].reshape(kept), shape)]
+    if name == "convert_element_type" and {wide[0].dtype, dtype} <= {np.dtype(np.float32), np.dtype(np.float64)}:
+        return [wide[0].astype(dtype)]
+    return [np.asarray(x) for x in _program(kind)(wide)]
+
+
+@functools.lru_cache(KEPT)
+def _program(kind: Kind) -> Callable[[Sequence[Array]], list[Any]]:
+    options = jax_compat.options_for_one_run(kind.platform)
+    return jax.jit(lambda arrays: evaluate(kind.eqn, arrays, kind.platform), compiler_options=options)
 
 
 def in_float32(jaxpr: Jaxpr, platform: str) -> Function:

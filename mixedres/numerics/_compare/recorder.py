@@ -26,12 +26,14 @@ SQUARES, ERROR, OWN, INFINITE, ZEROS = range(5)
 _SMALL = 4096
 # Numbers beyond are masks, such as -1e30, like infinities.
 _MASK = 1e18
-# They run once, on the numbers of the half program. The float32 program goes on from their results. So do operations on
-# mutable arrays and other operations with effects.
-_MEETING = {"bitcast_convert_type", "pure_callback", "pallas_call"}
 # The numbers of iterations of a `while` loop in both programs.
 ITERATIONS = ("iterations", "iterations in float32")
-_PRODUCTS = {"dot_general", "conv_general_dilated"}
+# XLA for CPUs computes these in float32 where an operand is half, and rounds the result. `logistic` and `integer_pow`
+# are missing, because they are rounded in between, as are `rsqrt`, `expm1` and `log1p` before JAX 0.11.
+ELEMENTWISE = {"add", "sub", "mul", "div", "neg", "abs", "sign", "exp", "log", "sqrt", "tanh", "erf", "square", "sin"}
+ELEMENTWISE |= {"cos", "eq", "ne", "lt", "le", "gt", "ge"}
+_ROUNDED = {"dot_general", "conv_general_dilated", "convert_element_type", "select_n", "add_any", "stop_gradient"}
+_ROUNDED |= ELEMENTWISE | {"reshape", "squeeze", "transpose", "broadcast_in_dim"}
 
 
 class Pair(NamedTuple):
@@ -62,7 +64,7 @@ class PairRecorder(Recorder):
         effects = any("NamedAxis" not in type(effect).__name__ for effect in eqn.effects)
         same = all(pair.exact is None for pair in pairs)
         rounds = exact.rounds(eqn)
-        if effects or eqn.primitive.name in _MEETING:
+        if effects or eqn.primitive.name in exact.MEETING:
             # A callback without results only looks at the numbers. A mutable array takes them.
             writes = {type(effect).__name__ for effect in eqn.effects} & {"WriteEffect", "AccumEffect"}
             if (rounds or not same) and (eqn.outvars or writes):
@@ -75,12 +77,27 @@ class PairRecorder(Recorder):
         own: list[Any] = [None] * len(eqn.outvars)
         if rounds and not (eqn.primitive.name in self.unmeasured and not same):
             own = self._in_float32(eqn, [widened(pair.array) for pair in pairs])
-        if self.platform == "cpu" and eqn.primitive.name in _PRODUCTS and rounds:
-            # XLA for CPUs computes a half product in float32 and rounds the result.
+        if self.platform == "cpu" and eqn.primitive.name in _ROUNDED and own[0] is not None:
             computed = [lax.convert_element_type(own[0], eqn.outvars[0].aval.dtype)]
         else:
             computed = jax_compat.bind(eqn, *(pair.array for pair in pairs))
         wide = own if same else self._in_float32(eqn, [_exact(pair) for pair in pairs])
+        return [Pair(*results) for results in zip(computed, wide, own, strict=True)]
+
+    def _alone(self, eqn: Equation, arrays: list[Array]) -> list[Any]:
+        """Returns `operation`; on CPUs the programs are those of float32 operations, which more equations share."""
+        pairs = [_pair(array) for array in arrays]
+        rounds, kind = exact.rounds(eqn), exact.kind(eqn, self.platform)
+        is_float32 = self.platform == "cpu" and (eqn.primitive.name in _ROUNDED or not rounds)
+        if kind is None or not is_float32 or not all(map(_is_on_host, jax.tree.leaves(pairs))):
+            return super()._alone(eqn, arrays)
+        self.on_operation()
+        same = all(pair.exact is None for pair in pairs)
+        with np.errstate(all="ignore"):
+            found = exact.on_host(kind, [np.asarray(pair.array) for pair in pairs])
+            computed = [x.astype(var.aval.dtype) for x, var in zip(found, eqn.outvars, strict=True)]
+            own = found if rounds and (same or eqn.primitive.name not in self.unmeasured) else [None] * len(found)
+            wide = exact.on_host(kind, [np.asarray(_exact(pair)) for pair in pairs]) if not same else own
         return [Pair(*results) for results in zip(computed, wide, own, strict=True)]
 
     def _loop(self, eqn: Equation, pairs: list[Pair], *, same: bool) -> list[Any]:
@@ -99,7 +116,7 @@ class PairRecorder(Recorder):
 
     def shares(self, eqn: Equation) -> bool:
         """Returns False for the equations that are listed in `unfollowed` by their line."""
-        return eqn.primitive.name not in _MEETING
+        return eqn.primitive.name not in exact.MEETING
 
     def constant(self, array: Array) -> Pair:
         """Returns a constant of the half program beside the numbers that were rounded, where it shows them."""
@@ -147,6 +164,12 @@ class PairRecorder(Recorder):
             for position, row in zip(positions, found, strict=True):
                 result[position] = row
         return jnp.stack(jax_compat.vary_alike(*result))
+
+
+def _is_on_host(array: Array) -> bool:
+    """Returns whether NumPy can take an array: numbers on one device."""
+    is_number = not jnp.issubdtype(array.dtype, jax.dtypes.extended)
+    return is_number and (not isinstance(array, jax.Array) or len(array.devices()) == 1)
 
 
 def _pair(array: Array) -> Pair:
