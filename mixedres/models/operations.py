@@ -69,14 +69,25 @@ def convolution(
     on_cpu = _form_for_cpus(x, kernel, stride, around, use_onednn=suits)
     if in_float32:
         on_cpu = partial(_in_wide, on_cpu)
-    if on_cpu is xla_convolution:
+    on_cuda = _in_four_channels if x.shape[3] == 3 and dtype == jnp.bfloat16 else xla_convolution
+    if on_cpu is on_cuda is xla_convolution:
         return xla_convolution(x, kernel, stride, around, precision)
 
     def form(function: Callable[..., jax.Array]) -> Callable[[jax.Array, jax.Array], jax.Array]:
         return lambda x, kernel: function(x, kernel, stride, around, precision)
 
-    result: jax.Array = jax.lax.platform_dependent(x, kernel, cpu=form(on_cpu), default=form(xla_convolution))
+    forms = {"cpu": form(on_cpu), "cuda": form(on_cuda), "default": form(xla_convolution)}
+    result: jax.Array = jax.lax.platform_dependent(x, kernel, **forms)
     return result
+
+
+def _in_four_channels(x: jax.Array, kernel: jax.Array, *about: Any) -> jax.Array:
+    """Returns the convolution of three channels with a fourth of zeros, as XLA for GPUs makes it in float16 alone."""
+    return xla_convolution(_widened(x, 3), _widened(kernel, 2), *about)
+
+
+def _widened(x: jax.Array, axis: int) -> jax.Array:
+    return jnp.pad(x, [(0, int(i == axis)) for i in range(4)])
 
 
 def _form_for_cpus(

@@ -53,7 +53,7 @@ def crop_and_resize(
     """
     size, _, channels = out.shape
     shrink = shrink_for(min(box.height, box.width), size)
-    pixels = decoding.decode_image(data, head, channels=channels, shrink=shrink)
+    pixels = decoding.decode_image(data, head, channels=channels, shrink=shrink, reuse=True)
     part = pixels[shrunk(box, shrink)]
     if interpolation == cv2.INTER_AREA and min(part.shape[:2]) < size:
         interpolation = cv2.INTER_LINEAR
