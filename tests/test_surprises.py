@@ -277,20 +277,28 @@ def wide_product(place):
 
 
 @row(25)
+def sequences(place):
+    h, w, y = jnp.ones((16, 256, 8)), jnp.ones((8, 8)), jnp.ones((16, 256, 8))
+    loss = lambda w: ((h @ w) * y).sum()  # noqa: E731
+    orders = jax.grad(autocast(loss, "bf16")), autocast(jax.grad(loss), "bf16")
+    return right(*((jax.jit(gradient)(w), 4096) for gradient in orders))
+
+
+@row(26)
 def half_tensors(place):
     tensors = {"layer1.0.conv1.weight": np.ones((1, 1, 1, 1), jnp.bfloat16)}
     safetensors.numpy.save_file(tensors, place / "bf16.safetensors")
     return right((read_weights(place / "bf16.safetensors").tensors["layer1.0.conv1.weight"], 1))
 
 
-@row(26)
+@row(27)
 def blur(place):
     write_weights(place / "model.safetensors", {"layer1.0.conv1.weight": np.zeros((1, 1, 1, 1), np.float32)})
     (place / "config.json").write_text(json.dumps({"architecture": "resnetblur50"}))
     return refused(Exception, read_weights, place / "model.safetensors")
 
 
-@row(27)
+@row(28)
 def filters(place):
     write_weights(place / "model.safetensors", {"layer1.0.conv1.weight": np.zeros((1, 1, 1, 1), np.float32)})
     about = {"input_size": [3, 224, 224], "mean": [0.5] * 3, "std": [0.25] * 3, "interpolation": "bicubic"}
@@ -298,7 +306,7 @@ def filters(place):
     return named(read_weights(place / "model.safetensors").note, "filter bicubic", "%")
 
 
-@row(28)
+@row(29)
 def saved_scale(place):
     scale = precision.DynamicLossScale().adjust(jnp.bool_(False))
     with ocp.StandardCheckpointer() as saver:
@@ -308,7 +316,7 @@ def saved_scale(place):
     return right((back.loss_scale, scale.loss_scale), (back.total_skipped, 1))
 
 
-@row(29)
+@row(30)
 def numbers(place):
     config = unflatten({"batch_size": np.int64(16), "optimizer.learning_rate": jnp.float32(0.1)})
     return right((config.batch_size, 16), (config.optimizer.learning_rate, 0.1))

@@ -11,7 +11,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from mixedres._internal import jax_compat
 from mixedres._internal.types import Array, Equation
-from mixedres.amp._evaluation.values import as_dtype, cast
+from mixedres.amp._evaluation.values import as_dtype, bind_in, cast
 
 
 def wide_product(eqn: Equation, operands: Sequence[Array]) -> Any:
@@ -25,7 +25,7 @@ def wide_product(eqn: Equation, operands: Sequence[Array]) -> Any:
         left, right, *rest = primals
 
         def product(left: Array, right: Array) -> Any:
-            return cast(jax_compat.bind(eqn, left, right, *rest, preferred_element_type=left.dtype)[0], jnp.float32)
+            return cast(bind_in(left.dtype, eqn, (left, right, *rest))[0], jnp.float32)
 
         result = function(*primals)
         linear = (lambda tangent: product(tangent, right), lambda tangent: product(left, tangent))

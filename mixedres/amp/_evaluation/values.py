@@ -1,5 +1,6 @@
 """Values of the rewritten program: an array in float32 or half for each float32 value of the original program."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -113,12 +114,42 @@ def in_dtype(params: dict[str, Any], dtype: np.dtype, of: Iterable[DType] = (jnp
 
 def bind_in(dtype: np.dtype, eqn: Equation, operands: Iterable[Array]) -> list[Any]:
     """Evaluates an equation in `dtype`, on operands of this dtype or without one."""
-    if eqn.primitive.name in EXTREMES and dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
+    params = in_dtype(eqn.params, dtype)
+    on_cpu = dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
+    if on_cpu and eqn.primitive.name in EXTREMES:
         # The same bits. XLA of JAX 0.12.0 returns NaN for relu(relu(x) + x).mean() in bfloat16: it fuses both maxima,
         # which share their 0, into the reduction.
         wide = jax_compat.bind(eqn, *(as_dtype(x, jnp.float32) for x in operands))
         return [cast(x, dtype) for x in wide]
-    return jax_compat.bind(eqn, *operands, **in_dtype(eqn.params, dtype))
+    if on_cpu and (forms := _as_matrices(eqn)):
+        # XLA of JAX 0.12.0 adds in bfloat16 over two axes, as for gradients of weights that multiply sequences.
+        matrices = (jnp.reshape(x, shape) for x, shape in zip(operands, forms[1:], strict=True))
+        (found,) = jax_compat.bind(eqn, *matrices, **params, dimension_numbers=forms[0])
+        return [jnp.reshape(found, eqn.outvars[0].aval.shape)]
+    return jax_compat.bind(eqn, *operands, **params)
+
+
+def _as_matrices(eqn: Equation) -> tuple[Any, ...] | None:
+    """Returns the dimension numbers and shapes of matrices whose product has the elements of `eqn`'s.
+
+    None for products of matrices, for other operations, and if an array would be transposed.
+    """
+    shapes = [atom.aval.shape for atom in eqn.invars]
+    if eqn.primitive.name != "dot_general" or max(map(len, shapes)) < 3:
+        return None
+    contracted, batch = eqn.params["dimension_numbers"]
+    if batch[0] or eqn.params.get("out_sharding") is not None:
+        return None
+    numbers, matrices = [], []
+    for axes, shape in zip(contracted, shapes, strict=True):
+        count, rank = len(axes), len(shape)
+        is_first = tuple(axes) == tuple(range(count))
+        if not 0 < count < rank or not (is_first or tuple(axes) == tuple(range(rank - count, rank))):
+            return None
+        middle = count if is_first else rank - count
+        numbers.append((0 if is_first else 1,))
+        matrices.append((math.prod(shape[:middle]), math.prod(shape[middle:])))
+    return (tuple(numbers), ((), ())), *matrices
 
 
 def _on_two(jaxpr: Jaxpr, dtype: np.dtype) -> Jaxpr:
