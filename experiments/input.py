@@ -2,7 +2,7 @@
 
 python -m experiments.input --rounds=7
 python -m experiments.input --tensorflow=ENV1/bin/python --torch=ENV2/bin/python
-python -m experiments.input --prediction     (does prediction keep up with the loader? --prediction --help explains it)
+python -m experiments.input --prediction --help  # prediction, beside timm
 
 Batches [256, 224, 224, 3] uint8 of random resized crops (8 to 100 %) with flips, from 500x375 JPEGs of about 110 kB
 cut out of the photographs that scikit-image and scikit-learn carry. The contenders take turns, each in a fresh process

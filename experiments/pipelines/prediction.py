@@ -1,140 +1,100 @@
-"""Does prediction keep up with the loader? Images per second of both, and the memory that prediction takes.
+"""How fast are classes predicted, from files of photographs? `mixedres predict` beside timm's inference.py.
 
-python -m experiments.input --prediction --rounds=7
+python -m experiments.input --prediction --timm=ENV/bin/python --script=inference.py --count=6000 --rounds=1
 
-1,000 JPEGs of 500x375, about 110 kB each, through a cifar_resnet8 at 16 and at 32 pixels (random weights):
-`mixedres.predict`'s own loop against the evaluation loader alone, with as many threads, on the same files. Both are
-timed from their first batch on, which for prediction comes after compiling; the time until then is given apart. They
-take turns, in a new random order every round; the result is the median of the ratio within a round, with a bootstrap
-interval. On a CPU the network takes its share of the cores that decode. Prints the results and writes
-experiments/results/input_prediction.json. Needs scikit-image.
-
-With --torch=ENV/bin/python, which has torch, torchvision, timm and safetensors, their ResNet-50 predicts the same
-images with the same random weights, in turns with ours, each in a fresh process. The result is the CPU time for an
-image in float32 and bfloat16, in experiments/results/input_prediction_torch.json.
+Both are whole commands, each in a fresh process, in turns, in a new random order every round: start, compilation,
+decoding, the ResNet-50, a list of classes. Both take the same random weights and the same JPEGs of 500x375, about
+110 kB each, in float32 and in bfloat16. timm's has its fastest settings of those that were tried on two cores: two
+workers, 32 images at a time, channels_last, `--amp` for bfloat16. --script is inference.py of timm's repository; ENV
+has timm, pandas and safetensors. Prints ratios of images a second and of CPU time, with a bootstrap interval, and
+writes experiments/results/input_prediction.json. Needs scikit-image.
 """
 
 import argparse
 import itertools
 import json
 import pathlib
+import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
-import psutil
 
 from experiments.lib import runs
 from experiments.pipelines.images import make_images
 from experiments.timing.turns import orders, paired_ratio, told
-from mixedres import data, models, precision
 from mixedres._internal import environment
-from mixedres.data.datasets import folder
-from mixedres.data.images import loader, preprocessing
-from mixedres.predict.classifier import Classifier
-from mixedres.predict.inference import predictions, prepare
 
-IMAGES, SIZES, BATCH = 1000, (16, 32), 64
-# Images and dtypes of the comparison with torchvision and timm.
-COUNT, DTYPES = 128, ("fp32", "bf16")
-
-
-def network(size: int) -> Classifier:
-    """A small one with random weights."""
-    chosen, family = precision.get("fp32"), preprocessing.get_preprocessing("torch")
-    model = models.create("cifar_resnet8", num_classes=8, policy=chosen.policy, precision="highest")
-    variables = jax.jit(model.init)(jax.random.key(0), np.zeros((1, size, size, 3), np.float32))
-    names = tuple(map(str, range(8)))
-    return Classifier("cifar_resnet8", model, chosen, family.input_spec(size), names, jax.device_get(variables))
-
-
-def load(paths: list[str], directory: pathlib.Path, size: int) -> Iterator[int]:
-    """All of them through the loader, and nothing else; how many have come, after every batch."""
-    images = folder.ImageFolder("images", directory, paths, np.zeros(len(paths), np.int32))
-    both = data.Dataset(images, images, ("one",), apply_exif=True)
-    count = 0
-    for batch in loader.Loader(both, data.Options(BATCH, image_size=size)).eval_batches(BATCH):
-        count += int(batch["mask"].sum())
-        yield count
-
-
-def say(paths: list[str], chosen: Classifier) -> Iterator[int]:
-    """All of them through prediction; how many have come, after every batch."""
-    for count, (found, _) in enumerate(predictions(prepare(chosen, len(paths), BATCH), paths, 5), start=1):
-        assert not found.error
-        if count % BATCH == 0 or count == len(paths):
-            yield count
-
-
-def timed(counts: Iterator[int]) -> tuple[float, float]:
-    """Seconds until the first batch, and images a second from then on."""
-    started = time.perf_counter()
-    first = next(counts)
-    begun = time.perf_counter()
-    *_, last = counts
-    return begun - started, (last - first) / (time.perf_counter() - begun)
+DTYPES, LIBRARIES = ("fp32", "bf16"), ("mixedres", "timm")
+MAKE = "import sys, timm, safetensors.torch as s; s.save_file(timm.create_model('resnet50').state_dict(), sys.argv[1])"
 
 
 def main(argv: list[str]) -> int:
     """Measures, prints and writes; returns the exit status."""
     parser = runs.parser("input --prediction", __doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="of both (default 7)")
-    parser.add_argument("--torch", metavar="PYTHON", help="compare with torchvision and timm instead")
+    parser.add_argument("--timm", metavar="PYTHON", required=True, help="an interpreter with timm")
+    parser.add_argument("--script", metavar="FILE", required=True, help="inference.py of timm's repository")
+    parser.add_argument("--count", type=int, default=600, help="photographs (default 600)")
+    parser.add_argument("--rounds", type=int, default=3, help="of all commands (default 3)")
     options = parser.parse_args(argv)
-    if options.torch:
-        return against_torch(options) if is_program("torch", options.torch) else 2
+    if not is_program("timm", options.timm):
+        return 2
     with tempfile.TemporaryDirectory() as temporary:
         directory = pathlib.Path(temporary)
-        kilobytes = make_images(directory, IMAGES)
-        paths, _ = folder.images_below(directory / "train")
-        results = {"images": len(paths), "kilobytes": kilobytes, "rounds": options.rounds}
-        for size in SIZES:
-            results[f"{size} pixels"] = compare(paths, directory, size, options.rounds)
-    results |= {"device": environment.device(jax.devices()), "versions": environment.versions()}
-    print(runs.write("input_prediction", results))
-    return 0
-
-
-def against_torch(options: argparse.Namespace) -> int:
-    """Compares prediction with torchvision's and timm's; returns the exit status."""
-    make = "import sys, torchvision as t, safetensors.torch as s; "
-    make += "s.save_file(t.models.resnet50().state_dict(), sys.argv[1])"
-    with tempfile.TemporaryDirectory() as temporary:
-        folder, weights = pathlib.Path(temporary) / "images", f"{temporary}/resnet50.safetensors"
-        make_images(folder, COUNT)
-        subprocess.run([options.torch, "-c", make, weights], check=True)
-        theirs = [options.torch, str(pathlib.Path(__file__).with_name("torch_prediction.py")), str(folder), weights]
-        ours = [sys.executable, "-m", "experiments.pipelines.our_prediction", str(folder), weights, f"--count={COUNT}"]
-        commands = {("mixedres", dtype): [*ours, f"--dtype={dtype}"] for dtype in DTYPES}
-        for library, dtype in itertools.product(("torchvision", "timm"), DTYPES):
-            commands[library, dtype] = [*theirs, f"--library={library}", f"--dtype={dtype}"]
-        rounds: dict[tuple[str, str], list[dict]] = {one: [] for one in commands}
-        for order in orders([*map("/".join, commands)], options.rounds):
+        make_images(directory / "images", options.count)
+        subprocess.run([options.timm, "-c", MAKE, str(directory / "weights.safetensors")], check=True)
+        commands = {
+            f"{library}, {dtype}": command(library, dtype, directory, options)
+            for library, dtype in itertools.product(LIBRARIES, DTYPES)
+        }
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+        for order in orders([*commands], options.rounds):
             for name in order:
-                one = tuple(name.split("/"))
-                rounds[one].append(measured(commands[one]))
-    rows = []
-    for (library, dtype), found in rounds.items():
-        times, own = ([one["cpu_ms_per_image"] for one in each] for each in (found, rounds["mixedres", dtype]))
-        difference = np.abs(
-            np.subtract(found[0]["probabilities"], rounds["mixedres", "fp32"][0]["probabilities"])
-        ).max()
-        row = {"library": library, "dtype": dtype, "cpu_ms_per_image": statistics.median(times)}
-        row["ms_per_image"] = statistics.median(one["ms_per_image"] for one in found)
-        row |= {"ours_to_this_cpu": paired_ratio(own, times), "largest_difference_of_probabilities": difference}
-        rows.append(row | found[0].get("versions", {}))
-        ratio = f"ours / this {told(row['ours_to_this_cpu'])}"
-        print(f"{library} {dtype}: {row['cpu_ms_per_image']:.1f} CPU ms an image, {ratio}")
-    results = {"rounds": options.rounds, "images": COUNT, "rows": rows, "versions": environment.versions()}
-    print(runs.write("input_prediction_torch", results | {"device": environment.device(jax.devices())}))
+                found[name].append(timed(commands[name]))
+    rows = [row(dtype, *(found[f"{library}, {dtype}"] for library in LIBRARIES), options.count) for dtype in DTYPES]
+    results = {"rounds": options.rounds, "images": options.count, "rows": rows, "versions": environment.versions()}
+    print(runs.write("input_prediction", results | {"device": environment.device(jax.devices())}))
     return 0
+
+
+def command(library: str, dtype: str, directory: pathlib.Path, options: argparse.Namespace) -> list[str]:
+    """Returns the command with which users of a library predict the images of a folder."""
+    images, weights = str(directory / "images" / "train"), str(directory / "weights.safetensors")
+    if library == "mixedres":
+        given = [f"--from={weights}", f"--precision={dtype}", "--preprocessing=torch", "--image_size=224", "--json"]
+        return [sys.executable, "-m", "mixedres.predict", *given, images]
+    given = [f"--data-dir={images}", "--model=resnet50", f"--checkpoint={weights}", "--img-size=224"]
+    given += ["--crop-pct=0.875", "--device=cpu", "--workers=2", "--batch-size=32", "--channels-last"]
+    given += [f"--results-dir={directory}", "--no-console-results", "--topk=5"]
+    return [options.timm, options.script, *given, *(["--amp", "--amp-dtype=bfloat16"] if dtype == "bf16" else [])]
+
+
+def timed(command: list[str]) -> tuple[float, float]:
+    """Returns the seconds and the CPU seconds of a command, with those of its processes."""
+
+    def cpu() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    started, before = time.perf_counter(), cpu()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return time.perf_counter() - started, cpu() - before
+
+
+def row(dtype: str, ours: list[tuple[float, float]], theirs: list[tuple[float, float]], count: int) -> dict[str, Any]:
+    """Returns the figures of a dtype, and prints them."""
+    (seconds, cpu), (their_seconds, their_cpu) = (list(zip(*found, strict=True)) for found in (ours, theirs))
+    ratio, cpu_ratio = paired_ratio(their_seconds, seconds), paired_ratio(cpu, their_cpu)
+    rates = [count / statistics.median(each) for each in (seconds, their_seconds)]
+    print(f"{dtype}: {rates[0]:.1f} images/s, timm {rates[1]:.1f}, ours / timm {told(ratio)}; CPU {told(cpu_ratio)}")
+    return {"dtype": dtype, "images_per_second": rates, "rate_to_timm": ratio, "cpu_to_timm": cpu_ratio}
 
 
 def is_program(option: str, python: str) -> bool:
@@ -153,26 +113,3 @@ def measured(command: list[str]) -> dict[str, Any]:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads(lines[0].removeprefix("RESULT "))
     return result
-
-
-def compare(paths: list[str], directory: pathlib.Path, size: int, rounds: int) -> dict[str, Any]:
-    """Both on images of a size, in turns."""
-    chosen = network(size)
-    found: dict[str, list[tuple[float, float]]] = {"predict": [], "loader": []}
-    memory = []
-    for order in orders(list(found), rounds):
-        for name in order:
-            found[name].append(timed(load(paths, directory, size) if name == "loader" else say(paths, chosen)))
-        memory.append(psutil.Process().memory_info().rss)
-    first, rates = ({name: [pair[part] for pair in pairs] for name, pairs in found.items()} for part in (0, 1))
-    ratio = paired_ratio(rates["predict"], rates["loader"])
-    medians = {name: float(np.median(values)) for name, values in rates.items()}
-    print(f"{size} pixels: prediction {medians['predict']:.0f} images/s, loader {medians['loader']:.0f}")
-    print(f"  ratio {told(ratio, 3)}, wanted >= 0.8")
-    print(f"  memory {memory[0] / 1e6:.0f} MB after the first 1,000 images, {memory[-1] / 1e6:.0f} MB at the end")
-    return {
-        "images_per_second": medians,
-        "seconds_to_first_batch": {name: float(np.median(values)) for name, values in first.items()},
-        "predict_to_loader": ratio,
-        "memory_bytes_after_rounds": memory,
-    }
