@@ -137,6 +137,40 @@ class Llama(nn.Module):
         return nn.Dense(self.words, use_bias=False, dtype=self.dtype)(nn.RMSNorm(dtype=self.dtype)(x)).astype(FLOAT32)
 
 
+class MoE(nn.Module):
+    """Transformer blocks whose feed-forward part is one of several experts, by `ragged_dot`."""
+
+    dtype: DType
+    layers: int = 2
+    width: int = 1024
+    experts: int = 8
+    words: int = 32000
+
+    @nn.compact
+    def __call__(self, tokens: Array) -> Any:
+        x = nn.Embed(self.words, self.width, dtype=self.dtype)(tokens)
+        for layer in range(self.layers):
+            x = x + Attention(self.width // 64, self.dtype, causal=True)(nn.RMSNorm(dtype=self.dtype)(x))
+            x = x + self.routed(nn.RMSNorm(dtype=self.dtype)(x), layer)
+        return nn.Dense(self.words, use_bias=False, dtype=self.dtype)(nn.RMSNorm(dtype=self.dtype)(x)).astype(FLOAT32)
+
+    def routed(self, x: Array, layer: int) -> Any:
+        """Each token's expert, of which the router's probability is a factor."""
+        rows, inner = x.reshape(-1, self.width), 4 * self.width
+        first, second = (
+            self.param(f"{name}_{layer}", nn.initializers.lecun_normal(batch_axis=0), (self.experts, *shape))
+            for name, shape in (("first", (self.width, inner)), ("second", (inner, self.width)))
+        )
+        chances = nn.softmax(nn.Dense(self.experts, dtype=self.dtype)(rows).astype(FLOAT32))
+        chosen = chances.argmax(-1)
+        order = jnp.argsort(chosen)
+        sizes = jnp.bincount(chosen, length=self.experts)
+        h = nn.gelu(jax.lax.ragged_dot(rows[order], first.astype(self.dtype), sizes))
+        h = jax.lax.ragged_dot(h, second.astype(self.dtype), sizes)
+        h = jnp.zeros_like(h).at[order].set(h) * chances.max(-1, keepdims=True).astype(self.dtype)
+        return h.reshape(x.shape)
+
+
 class UNet(nn.Module):
     """A denoiser with GroupNorm and silu, of three sizes."""
 

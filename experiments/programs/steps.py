@@ -179,6 +179,9 @@ PROGRAMS = {
     "Llama, cuDNN's attention": Program(
         networks.Llama, _words, _next_word, _llama({"cudnn": True}), _few_words({**_toy, "width": 256})
     ),
+    "MoE, ragged_dot": Program(
+        networks.MoE, _words, _next_word, Sizes({}, (8, 1024)), _few_words({**_toy, "width": 64, "experts": 4})
+    ),
     "U-Net": Program(networks.UNet, _images, _denoised, Sizes({}, (32, 64)), Sizes({"width": 32}, (2, 16))),
     "Conformer": Program(
         networks.Conformer,
