@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from mixedres import autocast
 from mixedres.numerics import compare, first_nonfinite
-from mixedres.numerics._compare import recorder, running
+from mixedres.numerics._compare import running
 from mixedres.numerics._compare.exact import evaluate
 from tests.amp.graphs import distance
 from tests.arrays import normal
@@ -35,7 +35,7 @@ def test_half_operations_of_a_cpu_are_float32_operations_rounded(dtype):
     @partial(jax.jit, compiler_options={"xla_allow_excess_precision": False})
     def results(x, y):
         unary = {"abs", "erf", "exp", "log", "neg", "sign", "sin", "cos", "sqrt", "tanh", "square"}
-        operands = {name: (x,) if name in unary else (x, y) for name in recorder.ELEMENTWISE}
+        operands = {name: (x,) if name in unary else (x, y) for name in running.PairRecorder.elementwise}
         return {name: getattr(jax.lax, name)(*given) for name, given in operands.items()}
 
     half, wide = results(numbers, others), results(numbers.astype(np.float32), others.astype(np.float32))

@@ -28,12 +28,6 @@ _SMALL = 4096
 _MASK = 1e18
 # The numbers of iterations of a `while` loop in both programs.
 ITERATIONS = ("iterations", "iterations in float32")
-# XLA for CPUs computes these in float32 where an operand is half, and rounds the result. `logistic` and `integer_pow`
-# are missing, because they are rounded in between, as are `rsqrt`, `expm1` and `log1p` before JAX 0.11.
-ELEMENTWISE = {"add", "sub", "mul", "div", "neg", "abs", "sign", "exp", "log", "sqrt", "tanh", "erf", "square", "sin"}
-ELEMENTWISE |= {"cos", "eq", "ne", "lt", "le", "gt", "ge"}
-_ROUNDED = {"dot_general", "conv_general_dilated", "convert_element_type", "select_n", "add_any", "stop_gradient"}
-_ROUNDED |= ELEMENTWISE | {"reshape", "squeeze", "transpose", "broadcast_in_dim"}
 
 
 class Pair(NamedTuple):
@@ -50,6 +44,12 @@ class PairRecorder(Recorder):
     # These copy elements, so the errors are those of the operand.
     unmeasured = frozenset(SAME_ELEMENTS | {"slice", "pad", "split", "stop_gradient"})
     extras = ITERATIONS
+    # XLA for CPUs computes these in float32 where an operand is half, and rounds the result. `logistic` and
+    # `integer_pow` are missing: XLA rounds in between, as for `rsqrt`, `expm1` and `log1p` before JAX 0.11.
+    elementwise = frozenset({"add", "sub", "mul", "div", "neg", "abs", "sign", "exp", "log", "sqrt", "tanh", "erf"})
+    elementwise |= {"square", "sin", "cos", "eq", "ne", "lt", "le", "gt", "ge"}
+    rounded = elementwise | {"dot_general", "conv_general_dilated", "convert_element_type", "select_n", "add_any"}
+    rounded |= {"stop_gradient", "reshape", "squeeze", "transpose", "broadcast_in_dim"}
     level = 1
 
     def __init__(self, platform: str) -> None:
@@ -77,7 +77,7 @@ class PairRecorder(Recorder):
         own: list[Any] = [None] * len(eqn.outvars)
         if rounds and not (eqn.primitive.name in self.unmeasured and not same):
             own = self._in_float32(eqn, [widened(pair.array) for pair in pairs])
-        if self.platform == "cpu" and eqn.primitive.name in _ROUNDED and own[0] is not None:
+        if self.platform == "cpu" and eqn.primitive.name in self.rounded and own[0] is not None:
             computed = [lax.convert_element_type(own[0], eqn.outvars[0].aval.dtype)]
         else:
             computed = jax_compat.bind(eqn, *(pair.array for pair in pairs))
@@ -88,7 +88,7 @@ class PairRecorder(Recorder):
         """Returns `operation`; on CPUs the programs are those of float32 operations, which more equations share."""
         pairs = [_pair(array) for array in arrays]
         rounds, kind = exact.rounds(eqn), exact.kind(eqn, self.platform)
-        is_float32 = self.platform == "cpu" and (eqn.primitive.name in _ROUNDED or not rounds)
+        is_float32 = self.platform == "cpu" and (eqn.primitive.name in self.rounded or not rounds)
         if kind is None or not is_float32 or not all(map(_is_on_host, jax.tree.leaves(pairs))):
             return super()._alone(eqn, arrays)
         self.on_operation()
