@@ -141,16 +141,24 @@ class Value:
 
     def computed(self) -> np.ndarray | None:
         """Returns the array if it is constant or computed from constants alone, such as indices; else None."""
-        maker = self.producer
-        if self.constant is not None:
-            return np.broadcast_to(self.constant, self.aval.shape)
-        if maker is None or maker.eqn is None or jax_compat.bodies(maker.eqn):
-            return None
-        operands = [value.computed() for value in maker.ins]
-        if any(operand is None for operand in operands):
-            return None
-        with jax.ensure_compile_time_eval():
-            return np.asarray(jax_compat.bind(maker.eqn, *operands)[maker.outs.index(self)])
+        known: dict[Value, np.ndarray] = {}
+        stack = [self]
+        while stack:
+            value = stack[-1]
+            maker = value.producer
+            if value.constant is not None:
+                known[value] = np.broadcast_to(value.constant, value.aval.shape)
+            elif maker is None or maker.eqn is None or jax_compat.bodies(maker.eqn):
+                return None
+            elif missing := [operand for operand in maker.ins if operand not in known]:
+                stack += missing
+                continue
+            elif value not in known:
+                with jax.ensure_compile_time_eval():
+                    results = jax_compat.bind(maker.eqn, *(known[operand] for operand in maker.ins))
+                known[value] = np.asarray(results[maker.outs.index(value)])
+            stack.pop()
+        return known[self]
 
 
 @dataclasses.dataclass(eq=False)

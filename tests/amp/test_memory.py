@@ -306,3 +306,16 @@ def test_repeated_rows_are_half_if_few_and_known(times, dtype):
     given = explain(loss, HALF)(X, SQUARE, jnp.asarray(rows))
     assert {str(d.dtype) for d in given.decisions if d.primitive == "gather"} == {"float32"}
     assert close(lambda x, w: loss(x, w, rows), X, SQUARE, most=2e-3)
+
+
+def test_indices_of_many_paths_are_followed_once():
+    """Such as those of a mixture of experts, to which 2 ** 60 paths lead here: autocast did not end."""
+
+    def loss(x, w):
+        y = x @ w
+        for _ in range(60):
+            y = y + jnp.sin(y)
+        return jnp.square(norm(y[jnp.argsort(y[:, 0])], 1.0, 0.0) @ w).sum()
+
+    gathers = [d for d in explain(loss, HALF)(X, SQUARE).decisions if d.primitive == "gather"]
+    assert [str(d.dtype) for d in gathers] == ["float32"]
