@@ -79,7 +79,7 @@ def whole(tmp_path_factory):
     """The working directory of wrong commands, with a finished run; networks are small in the whole module."""
     here = tmp_path_factory.mktemp("mistakes") / "here"
     (here / "empty").mkdir(parents=True)
-    for name in ("notes.txt", "there.html", "there.safetensors", "page.json"):
+    for name in ("notes.txt", "there.html", "there.csv", "there.safetensors", "page.json"):
         (here / name).write_text("mine\n")
     made.write_noise(here / "images", 40, 40, "PNG", count=6)
     with pytest.MonkeyPatch.context() as patch:

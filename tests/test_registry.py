@@ -228,7 +228,7 @@ class Table:
     def __init__(self, path):
         self.path, self.rows = path, []
 
-    def begin(self, classifier, source, paths):
+    def begin(self, classifier, source, paths, topk):
         self.classes = len(classifier.class_names)
 
     def add(self, prediction, square):
@@ -241,10 +241,10 @@ class Table:
 
 @pytest.mark.usefixtures("small_network")
 def test_output_of_predict_by_the_end_of_its_name(place, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(registry.OUTPUTS, ".csv", Table)
+    monkeypatch.setitem(registry.OUTPUTS, ".tsv", Table)
     image = next((place / "images" / "val").rglob("*.jpg"))
-    given, out = ["mixedres", "predict", f"--from={place / 'run'}", str(image)], tmp_path / "p.csv"
+    given, out = ["mixedres", "predict", f"--from={place / 'run'}", str(image)], tmp_path / "p.tsv"
     assert run_subcommand([*given, f"--out={out}"]) == 0
     assert out.read_text().endswith(",True,(24, 24, 3)") and f"1 rows: {out}" in capsys.readouterr().err
     assert run_subcommand([*given, f"--out={tmp_path / 'p.txt'}"]) == 2
-    assert "must end in .html or .csv" in capsys.readouterr().err
+    assert "must end in .html or .csv or .tsv" in capsys.readouterr().err

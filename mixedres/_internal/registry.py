@@ -94,7 +94,7 @@ WEIGHTS = Registry("", r"\.(safetensors|pth|pt|bin|tar|ckpt|keras|h5|hdf5)|")
 # (file of weights) -> {field of `checkpoints.Facts`: value} and perhaps a 'note', from files beside it; by layout.
 FACTS = Registry("", "torchvision|transformers")
 # (path) -> a `predict.Output`, by the end of the path; predict --out.
-OUTPUTS = Registry("", r"\.html")
+OUTPUTS = Registry("", r"\.(html|csv)")
 # (directory of the run, `train.Experiment`, `data.ImageResults`) -> words for the last lines, or '', at the end of a
 # run or an evaluation of one process.
 RESULTS = Registry("", "errors")

@@ -1,4 +1,4 @@
-"""Photographs: the check of a folder, smaller copies of it, and the pages of predictions and of errors."""
+"""Photographs: the check of a folder, smaller copies of it, and the pages and tables of predictions and of errors."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ def _sheet(path: pathlib.Path) -> predict.Output:
     return Sheet(path)
 
 
+def _table(path: pathlib.Path) -> predict.Output:
+    from mixedres.photographs.table import Table
+
+    return Table(path)
+
+
 def _errors(directory: pathlib.Path, experiment: train.Experiment, results: data.ImageResults) -> str:
     from mixedres.photographs.errors_page import write_errors
 
@@ -36,6 +42,6 @@ def _errors(directory: pathlib.Path, experiment: train.Experiment, results: data
 
 registry.LOOKS.add_built_in({"photographs": _look})
 registry.RESULTS.add_built_in({"errors": _errors})
-registry.OUTPUTS.add_built_in({".html": _sheet})
+registry.OUTPUTS.add_built_in({".html": _sheet, ".csv": _table})
 
 __getattr__ = importer(__name__)

@@ -14,6 +14,7 @@ import numpy as np
 from mixedres._internal.files import read_regular, write_whole
 from mixedres._internal.pages import escaped, fill
 from mixedres.data import MAX_BYTES, decoding, geometry
+from mixedres.photographs.truth import summary
 
 # Images, and bytes of their HTML, that a page holds: a browser opens 64 MB in a few seconds. An image of 224 pixels and
 # its photograph take about 40 kB.
@@ -89,20 +90,8 @@ class Gallery:
 
     def summary(self) -> str:
         """Returns how many images are right, and which of them the page shows."""
-        known = self.verdicts.total()
-        counts = []
-        for part in ("test", "training", ""):
-            right = self.verdicts[part, "right"]
-            if of_part := right + self.verdicts[part, "wrong"]:
-                counts.append(
-                    f"{right:,} of {of_part:,}" + f" {part or 'other'} images" * (of_part < known or bool(part))
-                )
-        parts = [f"{', '.join(counts)} right"] if known else [f"{self.total:,} images"]
-        if known < self.total and known:
-            parts.append(f"{self.total - known:,} of {self.total:,} images have no folder with the name of a class")
-        if len(self._tiles) < self.total:
-            parts.append(f"the page shows the first {len(self._tiles):,} of {self.total:,} images")
-        return "; ".join(parts)
+        shown = f"; the page shows the first {len(self._tiles):,} of {self.total:,} images"
+        return summary(self.verdicts, self.total) + shown * (len(self._tiles) < self.total)
 
     def write(
         self, path: pathlib.Path, title: str, lines: Iterable[str], before: str = "", *, of_errors: bool = False

@@ -25,8 +25,13 @@ Classifies images with the network of a run or with weights of other libraries.
   python -m mixedres.predict --from=runs/imagenet-fp16 cat.jpg dog.png
   python -m mixedres.predict --from=resnet50.safetensors --labels=labels.txt --precision=fp16 photos/ --json
   python -m mixedres.predict --from=runs/imagenet-fp16 'photos/2026-*.jpg' --out=sheet.html
+  python -m mixedres.predict --from=runs/imagenet-fp16 photos/ --out=predictions.csv
 
-An image is rotated by its EXIF orientation and cropped as in the evaluation of the network.
+An image is rotated by its EXIF orientation and cropped as in the evaluation of the network. Its true class is the
+nearest folder above it that has the name of a class.
+--out=FILE.csv has a row an image: file, class, probability, index, those of the next classes (class_2 ...), true_class,
+right, part (training or test, in the folder of the run), error. It is UTF-8 with a byte order mark, for Excel. A text
+that a spreadsheet would compute (= + - @ in front) begins with an apostrophe, a path with ./ instead.
 exit status: 0; 1: some images could not be read; 2: none could, or the command is wrong
 """
 
@@ -51,7 +56,7 @@ def _classify(options: argparse.Namespace, paths: Sequence[str]) -> None:
         console.complain(f"note: {note}")
     output, unreadable, show = options.output, dict[str, str](), not options.out or options.json
     if output is not None:
-        output.begin(classifier, options.source, paths)
+        output.begin(classifier, options.source, paths, options.topk)
     # The loss of an image may need the probability of any class.
     top = options.topk if output is None else len(classifier.class_names)
     found = predictions(prepare(classifier, len(paths), options.batch_size), paths, top)
@@ -88,9 +93,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = command_line.Parser("python -m mixedres.predict", DESCRIPTION)
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="files, folders (searched to the bottom), globs")
     add_arguments(parser)
-    parser.add_argument("--topk", type=int, default=5, help="classes to print per image (default 5)")
+    parser.add_argument("--topk", type=int, default=5, help="classes per image, in text or a .csv (default 5)")
     parser.add_argument("--json", action="store_true", help="one line of JSON per image")
-    parser.add_argument("--out", type=command_line.path, help="HTML page of all images to write, instead of text")
+    parser.add_argument("--out", type=command_line.path, help="page (.html) or table (.csv) to write, instead of text")
     parser.add_argument("--batch_size", type=int, help="images per batch (default 8 for a CPU, 64 for an accelerator)")
     options = parser.parse_intermixed_args(arguments)
     if not options.images:

@@ -42,8 +42,8 @@ class Prediction(NamedTuple):
 class Output(Protocol):
     """What predict writes with --out=FILE; a function of `registry.OUTPUTS` makes it of the path of the file."""
 
-    def begin(self, classifier: Classifier, source: str, paths: Sequence[str]) -> None:
-        """Takes the network, what --from names, and the paths of all images."""
+    def begin(self, classifier: Classifier, source: str, paths: Sequence[str], topk: int) -> None:
+        """Takes the network, what --from names, the paths of all images, and --topk."""
 
     def add(self, prediction: Prediction, square: np.ndarray | None) -> None:
         """Takes an image, whose prediction has all classes, and the network's input; None if there is an error."""

@@ -1,12 +1,15 @@
 """Prediction: what the network of a run says of files is what its evaluation says of the same pictures."""
 
 import base64
+import csv
 import html
 import io
 import json
+import os
 import pathlib
 import re
 import shutil
+import types
 
 import jax
 import numpy as np
@@ -14,7 +17,7 @@ import pytest
 from PIL import Image, ImageOps
 
 import mixedres
-from mixedres import checkpoints, data, main
+from mixedres import checkpoints, data, main, predict, registry
 from mixedres._internal.errors import ConfigError
 from mixedres.predict import find_images
 from tests import run_command
@@ -23,6 +26,7 @@ from tests.predict import chosen, said
 from tests.train import run_cases
 from tests.train.run_cases import build
 
+SQUARE = np.zeros((2, 2, 1), np.uint8)
 pytestmark = pytest.mark.usefixtures("small_network")
 
 
@@ -149,6 +153,101 @@ def test_sheet_counts_training_and_test_images_apart(place, tmp_path, capsys):
     assert marks == [0, 0] and line == f"{right} of 45 right"
     _, marks, line = summary(images / "val", place / "images" / "val")
     assert marks == [0, 21] and line == f"{tests} of 21 test images, {tests} of 21 other images right"
+
+
+def rows_of(path):
+    """The rows of a table, as the standard library reads them."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_table_has_what_the_json_lines_have(place, tmp_path, capsys):
+    out, some = tmp_path / "p.csv", tmp_path / "some"
+    shutil.copytree(place / "images" / "val" / made.CLASSES[0], some / made.CLASSES[0])
+    (some / made.CLASSES[0] / "bad.jpg").write_text("no picture")
+    for _ in range(2):  # the table of before is replaced
+        given = [f"--from={place / 'run'}", some, place / "images" / "val", "--json", f"--out={out}", "--topk=2"]
+        status, lines, errors = said(capsys, *given)
+    found, rows = [json.loads(line) for line in lines], rows_of(out)
+    assert status == 1 and len(found) == len(rows) > 21 and [*tmp_path.glob("*.part")] == []
+    of_class = ["class", "probability", "index"]
+    columns = ["file", *of_class, *(f"{name}_2" for name in of_class), "true_class", "right", "part", "error"]
+    assert list(rows[0]) == columns
+    for line, row in zip(found, rows, strict=True):
+        assert row["file"] == line["file"] and row["error"] == line.get("error", "")
+        guesses = line.get("top", [])
+        for guess, end in zip(guesses, ("", "_2"), strict=True) if guesses else ():
+            read = {"class": row[f"class{end}"], "index": int(row[f"index{end}"])}
+            assert read | {"probability": float(row[f"probability{end}"])} == guess
+        truth = pathlib.Path(line["file"]).parent.name
+        assert row["true_class"] == truth and row["part"] == ("" if line["file"].startswith(f"{some}") else "test")
+        assert row["right"] == (str(guesses[0]["class"] == truth) if guesses else "")
+        assert guesses or not any(row[name] for name in of_class)
+    counts = [[row["right"] == "True" for row in rows if row["right"] and row["part"] == part] for part in ("test", "")]
+    words = "{} of {} test images, {} of {} other images right"
+    assert f"{words.format(*(f(c) for c in counts for f in (sum, len)))}: {out}\n" in errors
+
+
+def test_table_keeps_names_and_holds_no_formula(tmp_path):
+    names = ("a,b", 'he said "no"', "two\nlines", "=1+1", "+cmd|x", "-1", "@x", "café \ud800", "\r", "+")
+    files = [f"{tmp_path}/x,\n.jpg", "=x.jpg", "@.jpg", "-1+1.jpg", os.fsdecode(b"b\xff.jpg"), *"abcde"]
+    table = registry.OUTPUTS[".csv"](tmp_path / "p.csv")
+    table.begin(types.SimpleNamespace(class_names=names), str(tmp_path), files, 1)
+    for label, (file, name) in enumerate(zip(files, names, strict=True)):
+        table.add(predict.Prediction(file, name, 0.1 + label, top=[(name, 0.1 + label)], labels=[label]), SQUARE)
+    table.add(predict.Prediction("f", error="=no, really"), None)
+    assert table.write() == "10 images"
+    rows = rows_of(tmp_path / "p.csv")
+    shown = ["a,b", 'he said "no"', "two\nlines", "'=1+1", "'+cmd|x", "-1", "'@x", "café \\ud800", "'\r", "'+"]
+    assert [row["class"] for row in rows] == [*shown, ""] and rows[-1]["error"] == "'=no, really"
+    assert [float(row["probability"]) for row in rows[:-1]] == [0.1 + label for label in range(10)]
+    assert [row["file"] for row in rows[:5]] == [files[0], "./=x.jpg", "./@.jpg", "./-1+1.jpg", r"b\xff.jpg"]
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.read_csv(tmp_path / "p.csv", keep_default_na=False)
+    assert list(frame["class"]) == [*shown, ""] and list(frame["file"]) == [row["file"] for row in rows]
+
+
+@pytest.mark.parametrize("kind", [".csv", ".html"])
+def test_file_of_another_program_is_not_replaced(kind, tmp_path):
+    out = tmp_path / f"p{kind}"
+    for content in (b"file,class\n", b"\xff\xfe", b""):
+        out.write_bytes(content)
+        with pytest.raises(ConfigError, match="exists, and predict did not write it; name another"):
+            registry.OUTPUTS[kind](out)
+        assert out.read_bytes() == content
+
+
+def test_nearest_folder_with_the_name_of_a_class_is_the_truth(place, tmp_path, capsys):
+    first, second = made.CLASSES[:2]
+    picture = next((place / "images" / "val" / first).iterdir())
+    folders = {f"{first}/sub folder": first, f"{first}/{second}/x/y": second, "none": "", f"{second}/{first}": first}
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+        shutil.copy(picture, tmp_path / folder / "x.jpg")
+    paths = [tmp_path / folder / "x.jpg" for folder in folders]
+    status, _, errors = said(capsys, f"--from={place / 'run'}", *paths, f"--out={tmp_path / 'p.csv'}")
+    rows = rows_of(tmp_path / "p.csv")
+    assert status == 0 and [row["true_class"] for row in rows] == list(folders.values())
+    guess = rows[0]["class"]
+    assert [row["right"] for row in rows] == [str(guess == truth) if truth else "" for truth in folders.values()]
+    right = sum(guess == truth for truth in folders.values())
+    line = f"{right} of 3 right; 1 of 4 images have no folder with the name of a class"
+    assert f"{line}: {tmp_path / 'p.csv'}" in errors
+    assert said(capsys, f"--from={place / 'run'}", *paths, f"--out={tmp_path / 's.html'}")[0] == 0
+    page = (tmp_path / "s.html").read_text()
+    assert f"<p>{line}</p>" in page
+    truths = [re.search(r'data-truth="([^"]*)"', tile) for tile in page.split("<article")[1:]]
+    assert [html.unescape(found[1]) if found else "" for found in truths] == list(folders.values())
+
+
+def test_folder_of_two_classes_with_one_name_is_no_truth(tmp_path):
+    table = registry.OUTPUTS[".csv"](tmp_path / "p.csv")
+    files = ["bird/crane/1.jpg", "bird/owl/1.jpg", "bird/2.jpg"]
+    table.begin(types.SimpleNamespace(class_names=("crane", "bird", "crane", "owl")), str(tmp_path), files, 1)
+    for file in files:
+        table.add(predict.Prediction(file, "bird", 0.5, top=[("bird", 0.5)], labels=[1]), SQUARE)
+    assert table.write() == "1 of 2 right; 1 of 3 images have no folder with the name of a class"
+    assert [row["true_class"] for row in rows_of(tmp_path / "p.csv")] == ["", "owl", "bird"]
 
 
 def test_run_without_a_recorded_input_keeps_the_image_size(place, tmp_path):
