@@ -8,12 +8,14 @@ from mixedres._internal.errors import ConfigError, DataError
 
 _DESCRIPTION = """\
 Checks a folder of photographs as --config.data.name=folder reads it: decodes every file, and reports damaged files,
-the images of each class, equal images (above all in both parts), sizes, modes and what is left out.
+empty class folders, the images of each class, equal images (above all in both parts), sizes, modes and what is left
+out.
 
   python -m mixedres.photographs.check photos/
   python -m mixedres.photographs.check photos/ --json > report.json
 
-exit status: 0 nothing is wrong; 1 damaged files, or equal images in both parts; 2 a mistake in the command
+exit status: 0 nothing is wrong; 1 damaged files, or equal images in both parts; 2 class folders without an image,
+which a run refuses, or a mistake in the command
 """
 
 
@@ -51,15 +53,17 @@ def check_photographs(arguments: Sequence[str]) -> None:
     given = options.directory
     names = ("train_split", "eval_split", "eval_fraction", "split_seed")
     division = {name: value for name in names if (value := getattr(options, name)) != parser.get_default(name)}
+    empty: list[str] = []
     try:
-        data_set = scan(given, **division)
+        data_set = scan(given, **division, empty=empty)
     except ValueError as error:
         raise ConfigError(str(error).replace("--config.data.train_split", "--train_split")) from None
-    report = check_folder(data_set, decoding.most_pixels(options.max_pixels))
+    report = check_folder(data_set, empty, decoding.most_pixels(options.max_pixels))
     text = json.dumps(report.to_json(), indent=1).splitlines() if options.json else report.lines(given, division)
     console.show(*text)
     if report.problems:
-        raise DataError(f"{given}: {' and '.join(report.problems)}")
+        line = f"{given}: {' and '.join(report.problems)}"
+        raise ConfigError(line) if empty else DataError(line)
 
 
 def main(argv: Sequence[str]) -> int:

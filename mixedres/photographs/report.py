@@ -34,6 +34,7 @@ class FolderReport:
     root: str
     note: str
     classes: dict[str, dict[str, int]]  # {part: {class: number of images}}
+    empty: list[str]  # class folders without an image, below the root
     damaged: list[dict[str, str]]  # with reasons
     doubts: list[str]  # with reasons
     twins: list[Record]  # groups of equal images
@@ -60,6 +61,8 @@ class FolderReport:
     def problems(self) -> list[str]:
         """Returns what makes the folder unfit for training or evaluation, in words; empty if nothing does."""
         lines = []
+        if self.empty:
+            lines.append(f"{_count(len(self.empty), 'class folder')} without an image")
         if self.damaged:
             lines.append(f"{_count(len(self.damaged), 'damaged file')}")
         if self.between_parts:
@@ -78,6 +81,9 @@ class FolderReport:
         if self.few:
             names = listed([f"{shown_name(name)} ({count})" for name, count in self.few.items()], 10)
             yield f"classes with fewer than {FEW_IMAGES} training images: {names}"
+        if self.empty:
+            names = listed([*map(shown_name, self.empty)], _MOST_LISTED)
+            yield f"{_count(len(self.empty), 'class folder')} without an image: {names}"
         if self.damaged:
             yield f"{_count(len(self.damaged), 'damaged file')}:"
             yield from (f"  {image['file']}: {image['reason']}" for image in self.damaged)
@@ -91,7 +97,9 @@ class FolderReport:
             yield f"EXIF orientations: {_counts(self.orientations)}; these images are turned upright"
         if self.problems:
             flags = "".join(f" --{name}={shlex.quote(str(value))}" for name, value in division.items())
-            yield f"next: repair or remove these files, then type: mixedres check {shlex.quote(directory)}{flags}"
+            todo = ["fill or remove the empty class folders"] * bool(self.empty)
+            todo += ["repair or remove these files"] * bool(self.damaged or self.between_parts)
+            yield f"next: {', '.join(todo)}, then type: mixedres check {shlex.quote(directory)}{flags}"
         else:
             yield from _next(directory, division, sum(self.classes["train"].values()))
 
@@ -112,8 +120,8 @@ class FolderReport:
                     yield f"  and {len(groups) - _MOST_LISTED:,} more; --json lists all"
 
 
-def check_folder(data_set: Dataset, max_pixels: int) -> FolderReport:
-    """Decodes every image of a folder, and returns the report."""
+def check_folder(data_set: Dataset, empty: list[str], max_pixels: int) -> FolderReport:
+    """Decodes every image of a folder, and returns the report; `empty` are class folders without an image."""
     parts = [part for part in (data_set.train, data_set.eval) if isinstance(part, ImageFolder)]
     images = [
         {"file": path, "part": name, "class": data_set.class_names[label]}
@@ -133,6 +141,7 @@ def check_folder(data_set: Dataset, max_pixels: int) -> FolderReport:
         root=str(root),
         note=data_set.note,
         classes={part: dict(zip(names, of_part, strict=True)) for part, of_part in zip(PARTS, counts, strict=True)},
+        empty=empty,
         damaged=damaged,
         doubts=[*doubts({image["file"]: known for image, known in zip(images, facts, strict=True)})],
         twins=_find_twins(str(root), images, facts),

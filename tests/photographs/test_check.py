@@ -86,6 +86,47 @@ def test_images_above_the_limit_count_as_damaged(dirty, capsys):
     assert (status, err) == (2, "mixedres: --max_pixels is 0; it must be at least 1\n")
 
 
+def test_empty_class_folders_are_listed_beside_other_faults(dirty, capsys):
+    for name in ("train/owl", "val/owl", "val/hen/deep", "train/ fox"):
+        (dirty / name).mkdir(parents=True)
+    empty = ["train/ fox", "train/owl", "val/hen", "val/owl"]
+    status, out, err = run(capsys, dirty, "--json")
+    report = json.loads(out)
+    line = f"mixedres: {dirty}: 4 class folders without an image and 3 damaged files and 2 images in both parts\n"
+    assert (status, err, report["empty"]) == (2, line, empty)
+    assert report["classes"]["train"] == {" fox": 0, "cat": 5, "dog": 8, "owl": 0} and len(report["damaged"]) == 3
+    assert report["problems"][0] == "4 class folders without an image" and len(report["twins"]) == 3
+    status, out, _ = run(capsys, dirty)
+    lines = out.splitlines()
+    assert status == 2 and f"4 class folders without an image: {', '.join(empty)}" in lines
+    todo = "fill or remove the empty class folders, repair or remove these files"
+    assert lines[-1] == f"next: {todo}, then type: mixedres check '{dirty}'" and "3 damaged files:" in lines
+    assert made.message(data.scan, dirty).startswith(f"{dirty}/train has 2 class folders without an image")
+    for name in ("train/owl", "val/owl", "val/hen/deep", "val/hen", "train/ fox"):
+        (dirty / name).rmdir()
+    assert run(capsys, dirty)[0] == 1
+
+
+@pytest.mark.parametrize(("images", "shown"), [(("a/1.jpg", "a/2.jpg"), "1         1"), (("a/1.jpg",), "1         0")])
+def test_empty_class_folder_is_the_only_fault(images, shown, tmp_path, capsys):
+    """Also if no image is left to test with, or only one class is left."""
+    made.write_files(tmp_path, {name: made.encoded(pixels(n)) for n, name in enumerate(images)} | {"b/x.heic": b""})
+    status, out, err = run(capsys, tmp_path)
+    assert (status, err) == (2, f"mixedres: {tmp_path}: 1 class folder without an image\n")
+    lines = out.splitlines()
+    assert "1 class folder without an image: b" in lines and " ".join(shown.split()) in " ".join(lines[2].split())
+    assert "1 .heic is not read: convert it to .jpg" in lines[0]
+    assert lines[-1] == f"next: fill or remove the empty class folders, then type: mixedres check {tmp_path}"
+
+
+def test_folder_without_any_image_lists_all_classes(tmp_path, capsys):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    status, out, err = run(capsys, tmp_path)
+    assert (status, err) == (2, f"mixedres: {tmp_path}: 2 class folders without an image\n")
+    assert "2 class folders without an image: a, b" in out.splitlines()
+
+
 def test_text_lists_faults_and_next_command(dirty, capsys):
     lines = run(capsys, dirty)[1].splitlines()
     assert {"3 damaged files:", "  train/cat/empty.png: the file is empty"} < set(lines)

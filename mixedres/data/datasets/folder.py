@@ -67,6 +67,7 @@ class _LeftOut:
     folders: set[str] = dataclasses.field(default_factory=set)
     loose: int = 0
     beside: list[str] = dataclasses.field(default_factory=list)
+    empty: list[str] | None = None  # class folders without images; None: they are an error
 
     def notes(self) -> Iterator[str]:
         if self.formats:
@@ -97,6 +98,8 @@ def scan(
     eval_split: str | None = None,
     eval_fraction: float = 0.2,
     split_seed: int = 0,
+    *,
+    empty: list[str] | None = None,
 ) -> Dataset:
     """Finds the images under `directory`, at any depth below the folder of their class, without hidden files.
 
@@ -111,6 +114,7 @@ def scan(
       eval_split: folder of the test part; None: the first of `EVAL_FOLDERS` that exists.
       eval_fraction: fraction of every class to hold out, in (0, 1).
       split_seed: another seed holds out other images.
+      empty: takes the class folders without images, as paths below the root; None: they are an error.
 
     Raises:
       ValueError: for a folder that does not exist, has no images, one class or a class without images, for two classes
@@ -119,7 +123,7 @@ def scan(
     root = expanded(os.fspath(directory)).absolute()
     if not root.is_dir():
         raise ValueError(f"no folder {root}; name one that holds train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg")
-    left_out = _LeftOut()
+    left_out = _LeftOut(empty=empty)
     root, notes = _inner_root(root, left_out) if train_split is None and eval_split is None else (root, [])
     train_folder, eval_folder = _parts(root, train_split, eval_split, left_out)
     if eval_folder is not None:
@@ -166,7 +170,7 @@ def _two_folders(root: pathlib.Path, train_folder: str, eval_folder: str, left_o
     test = _classes(root, eval_folder, left_out, f"; --config.data.dir={root / train_folder} holds out a part of it")
     spelled = {unicodedata.normalize("NFC", name): name for name in train}
     test = {spelled.get(unicodedata.normalize("NFC", name), name): paths for name, paths in test.items()}
-    unknown = sorted(test.keys() - train.keys())
+    unknown = sorted(name for name, paths in test.items() if name not in train and paths)
     if unknown:
         lower = {name.lower(): name for name in train}
         close = next((lower[name.lower()] for name in unknown if name.lower() in lower), None)
@@ -195,7 +199,7 @@ def _one_folder(root: pathlib.Path, folder: str, eval_fraction: float, split_see
         hashed = sorted(paths, key=lambda path: hashlib.md5(b"%d:" % split_seed + os.fsencode(path)).digest())
         count = min(max(1, round(eval_fraction * len(paths))), len(paths) - 1)
         held_out[name], train[name] = sorted(hashed[:count]), sorted(hashed[count:])
-    if not any(held_out.values()):
+    if not any(held_out.values()) and not left_out.empty:
         raise ValueError(f"{root / folder} has one image a class, which leaves none to test with")
     note = (
         f"{_count_classes(names)} ({_listed(names)}); {f'trained on {folder}; ' * bool(folder)}{eval_fraction:.0%} of "
@@ -294,7 +298,9 @@ def _classes(root: pathlib.Path, folder: str, left_out: _LeftOut, hint: str = ""
         raise ValueError(f"{start} has the class {twins[0]} in two Unicode spellings; move the images into one folder")
     classes = {name: sorted(_below(root, start / name, left_out)) for name in names}
     empty = [name for name, paths in classes.items() if not paths]
-    if empty:
+    if left_out.empty is not None:
+        left_out.empty += [f"{folder}/{name}".lstrip("/") for name in empty]
+    elif empty:
         unread = _LeftOut()
         for name in empty:
             _below(root, start / name, unread)
