@@ -3,9 +3,10 @@
 python -m experiments.report runs/sweeps/precision
 python -m experiments.report --evidence runs/sweeps/fashion_mnist    (image by image; --evidence --help explains it)
 
-Writes report.html (one file with its images inside), report.md and plots/*.png, *.svg into the sweep's directory, and
-with --name=NAME the numbers to experiments/results/sweep_NAME.json.
+Writes report.html (one file with its images inside), report.md, its tables as tables/*.csv and *.tex (LaTeX), and
+plots/*.png, *.svg into the sweep's directory, and with --name=NAME the numbers to experiments/results/sweep_NAME.json.
 Differences and ratios are taken seed by seed against the sweep's baseline; intervals are 95 % ones of Student's t.
+Equal differences in all seeds have no interval; an interval of top-1 reaches at least one test image to each side.
 """
 
 import datetime
@@ -15,13 +16,13 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
-from experiments.lib import plots, runs
-from experiments.lib.comparison import Estimate, Results, Variant, difference, document, ratio, read
+from experiments.lib import plots, runs, tables
+from experiments.lib.comparison import Estimate, Results, Variant, difference, document, ratio, read, test_images
+from experiments.lib.tables import Table
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import replace_text
 
-Table = tuple[list[str], list[list[str]]]
 # Rows of the two-column table: label, figure, format.
 PAIR_ROWS = (
     ("training time", "seconds", "{:.1f} s"),
@@ -129,6 +130,16 @@ def circumstances(results: Results) -> str:
     )
 
 
+def about_intervals(results: Results) -> str:
+    """Returns a sentence that says which intervals are left out or widened, and why."""
+    images = test_images(results.variants)
+    size = f"one of the {images:,} test images ({100 / images:.2g} %)" if images else "one test image"
+    return (
+        "Equal differences in all seeds show no variance, so they have no interval; an interval of top-1 reaches at "
+        f"least {size} to each side, because the test set cannot tell less."
+    )
+
+
 def _mean(variant: Variant, figure: str, form: str, unit: str, *, spread: bool = True) -> str:
     mean = variant.mean(figure)
     if mean is None:
@@ -142,7 +153,7 @@ def _compared(results: Results, variant: Variant, estimate: Estimate | None, for
         return "baseline" if results.is_baseline(variant) else "-"
     told = form.format(round(estimate.mean, 3) + 0.0)  # no "-0.00"
     if estimate.interval is None:
-        return told + unit
+        return f"{told}{unit} (n={estimate.n}, no variance)" if estimate.n > 1 else told + unit
     low, high = (form.format(round(end, 3) + 0.0) for end in estimate.interval)
     return f"{told}{unit} ({low} to {high}, n={estimate.n})"
 
@@ -167,7 +178,7 @@ def _html_table(table: Table) -> str:
 def markdown(results: Results, sections: list[tuple[str, Table | None, str | None]]) -> str:
     """The report as Markdown; `sections` are (title, table, name of an image)."""
     texts = [f"# {results.question or 'Sweep'}", circumstances(results), *(f"- {note}" for note in results.notes)]
-    parts = [*map(_literal, texts)]
+    parts = [*map(_literal, (*texts, about_intervals(results)))]
     for title, table, image in sections:
         parts.append(f"## {title}")
         parts += [_markdown_table(table)] if table else []
@@ -179,6 +190,7 @@ def page(results: Results, sections: list[tuple[str, Table | None, str | None]],
     """The report as one HTML file with the images inside."""
     title = html.escape(results.question or "Sweep")
     parts = [f"<h1>{title}</h1>", *(f'<p class="note">{html.escape(note)}</p>' for note in results.notes)]
+    parts.append(f"<p>{about_intervals(results)}</p>")
     for heading, table, image in sections:
         parts.append(f"<h2>{html.escape(heading)}</h2>")
         parts += [_html_table(table)] if table else []
@@ -226,12 +238,18 @@ def main(argv: list[str]) -> int:
     ]
     replace_text(options.directory / "report.md", markdown(results, sections))
     replace_text(options.directory / "report.html", page(results, sections, folder))
+    (options.directory / "tables").mkdir(exist_ok=True)
+    for title, table, _ in sections:
+        if table:
+            path = options.directory / "tables" / runs.slug(title)
+            replace_text(path.with_suffix(".csv"), tables.to_csv(table))
+            replace_text(path.with_suffix(".tex"), tables.to_latex(table))
     if options.name:
         runs.write(f"sweep_{options.name}", kept)
     for note in results.notes:
         console.say(f"note: {note}")
-    tables = (_markdown_table(sections[0][1]), _markdown_table(sections[1][1]))
-    console.show("", *tables[0].splitlines(), "", *tables[1].splitlines(), "", str(options.directory / "report.html"))
+    shown = (_markdown_table(sections[0][1]), _markdown_table(sections[1][1]))
+    console.show("", *shown[0].splitlines(), "", *shown[1].splitlines(), "", str(options.directory / "report.html"))
     return 0
 
 

@@ -53,7 +53,7 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A mean with its 95 % interval, of `n` pairs; the interval is None for one pair."""
+    """A mean with its 95 % interval, of `n` pairs; without variance, as of one pair, the interval is None."""
 
     mean: float
     interval: tuple[float, float] | None
@@ -128,8 +128,18 @@ def read(directory: pathlib.Path) -> Results:
 
 
 def difference(variant: Variant, baseline: Variant, figure: str) -> Estimate | None:
-    """Mean difference of a figure to the baseline, seed by seed; its interval is Student's. None without a pair."""
-    return _estimate([a - b for a, b in _pairs(variant, baseline, figure)])
+    """Mean difference of a figure to the baseline, seed by seed; its interval is Student's. None without a pair.
+
+    The interval of top-1 reaches at least one test image to each side, because the test set cannot tell less.
+    """
+    images = test_images([variant, baseline]) if figure == "top1" else None
+    return _estimate([a - b for a, b in _pairs(variant, baseline, figure)], least=100 / images if images else 0.0)
+
+
+def test_images(variants: Sequence[Variant]) -> int | None:
+    """Returns the number of test images of the runs, the smallest if they differ; None if a run does not tell."""
+    counts = [summary["eval"].get("examples") for variant in variants for summary in variant.summaries.values()]
+    return min(counts) if counts and all(counts) else None
 
 
 def ratio(variant: Variant, baseline: Variant, figure: str) -> Estimate | None:
@@ -209,13 +219,16 @@ def _pairs(variant: Variant, baseline: Variant, figure: str) -> list[tuple[float
     return [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
 
 
-def _estimate(values: Sequence[float]) -> Estimate | None:
+def _estimate(values: Sequence[float], least: float = 0.0) -> Estimate | None:
+    """Returns the mean with Student's interval, which reaches at least `least` to each side; None without a value."""
     if not values:
         return None
     mean = statistics.fmean(values)
-    if len(values) == 1:
-        return Estimate(mean, None, 1)
+    # Equal differences of percentages differ by their rounding.
+    if math.isclose(min(values), max(values), rel_tol=1e-9, abs_tol=1e-9):
+        return Estimate(mean, None, len(values))
     half = float(scipy.stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    half = max(half, least)
     return Estimate(mean, (mean - half, mean + half), len(values))
 
 

@@ -1,8 +1,10 @@
 """Reports of made-up results, and evidence of a sweep: intervals over seeds and images, image by image."""
 
+import csv
 import functools
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import scipy.stats
 from experiments import report, sweep
 from experiments.evidence import crossed, outcomes
 from experiments.evidence import view as evidence
-from experiments.lib import comparison, runs
+from experiments.lib import comparison, runs, tables
 from experiments.lib.comparison import Results, Variant
 from mixedres._internal.errors import ConfigError
 
@@ -68,6 +70,89 @@ def test_differences_and_ratios_are_taken_seed_by_seed(tmp_path):
     assert speed.mean == pytest.approx(np.exp(logs.mean())) and speed.interval == pytest.approx(np.exp(interval))
     alone = comparison.difference(unscaled, fp32, "top1")
     assert (alone.mean, alone.interval, alone.n) == (pytest.approx(-40.0), None, 1)
+
+
+def variant(name, right, images=360):
+    """Runs of which each has this number of right test images."""
+    tops = {seed: summary(count / images, 100.0) for seed, count in enumerate(right)}
+    for found in tops.values():
+        found["eval"]["examples"] = images
+    return Variant(name, {"preset": name}, tops)
+
+
+# Numbers of right images of both variants, and the least reach of the interval in images; None for no interval.
+REACH = {
+    "equal": ([333, 341], [333, 341], None),
+    "one more in both, whose percentages differ by rounding": ([334, 342, 12], [333, 341, 11], None),
+    "half of many seeds one more": ([300, 301] * 25, [300] * 50, 1),
+    "two seeds, one more in one": ([300, 301], [300, 300], 0),
+    "three seeds": ([300, 304, 299], [300, 300, 303], 0),
+}
+
+
+@pytest.mark.parametrize("case", REACH)
+def test_interval_needs_variance_and_is_no_narrower_than_an_image(case):
+    ours, theirs, reach = REACH[case]
+    found = comparison.difference(variant("fp16", ours), variant("fp32", theirs), "top1")
+    points = 100 * (np.array(ours) - theirs) / 360
+    assert (found.mean, found.n) == (pytest.approx(points.mean(), abs=1e-9), len(ours))
+    if reach is None:
+        assert found.interval is None
+        return
+    student = scipy.stats.ttest_1samp(points, 0).confidence_interval()
+    half = (student.high - student.low) / 2
+    assert (half < 100 / 360) == bool(reach)
+    half = max(half, reach * 100 / 360)
+    assert found.interval == pytest.approx((points.mean() - half, points.mean() + half))
+
+
+def test_report_says_why_an_interval_is_missing():
+    equal = Results("", "", "", {"preset": "fp32"}, [variant("fp32", [333, 341]), variant("fp16", [333, 341])], [])
+    _, (_, row) = report.accuracy_table(equal)
+    assert row[3] == "+0.00 points (n=2, no variance)" and row[5] == "1.000 (n=2, no variance)"
+    told = report.about_intervals(equal)
+    assert "at least one of the 360 test images (0.28 %) to each side" in told and told.count(".") == 2
+    sections = [("Accuracy", report.accuracy_table(equal), None)]
+    assert told in report.markdown(equal, sections)
+    del equal.variants[0].summaries[0]["eval"]["examples"]
+    assert "at least one test image to each side" in report.about_intervals(equal)
+
+
+ESCAPED = {"\\%": "%", "\\_": "_", "$\\pm$": "±", "\\textbackslash{}": "\\", "\\&": "&", "\\#": "#"}
+
+
+def cells_of_latex(text):
+    """The cells of a tabular, after a check that each special character in a cell is escaped."""
+    rows = [line.strip().removesuffix("\\\\") for line in text.splitlines() if line.endswith("\\\\")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)&", row)] for row in rows]
+    assert not re.search(r"(?<!\\)[%_#&]|±", "".join(map("".join, cells)))
+    return [[functools.reduce(lambda told, one: told.replace(*one), ESCAPED.items(), c) for c in row] for row in cells]
+
+
+def test_csv_and_latex_have_the_cells_of_the_report(tmp_path, monkeypatch):
+    directory = write(tmp_path / "sweep")
+    for name in ("accuracy", "speed", "curves"):
+        monkeypatch.setattr(report.plots, name, lambda *given, **options: None)
+    monkeypatch.setattr(report.plots, "save", lambda figure, path, _: path.with_suffix(".svg").write_text("<svg>"))
+    assert report.main([str(directory)]) == 0
+    shown = (directory / "report.md").read_text().split("\n## ")
+    for title in ("Accuracy", "Time and memory", "Side by side"):
+        (section,) = (part for part in shown if part.startswith(f"{title}\n"))
+        lines = [line[2:-2].split(" | ") for line in section.splitlines() if line.startswith("| ")]
+        path = directory / "tables" / runs.slug(title)
+        with path.with_suffix(".csv").open(encoding="utf-8-sig", newline="") as file:
+            assert list(csv.reader(file)) == lines
+        latex = path.with_suffix(".tex").read_text()
+        assert cells_of_latex(latex) == lines
+        assert latex.startswith("% needs \\usepackage{booktabs}\n\\begin{tabular}{lr")
+    accuracy = (directory / "tables" / "accuracy.tex").read_text()
+    assert "93.00 $\\pm$ 2.65 \\% & +1.00 points (-1.48 to +3.48, n=3)" in accuracy
+    assert "loss\\_scale=1 &" in accuracy
+
+
+def test_latex_escapes_what_latex_obeys():
+    text = tables.to_latex((["a_b", "50 % & more"], [["x\\y", "1 ± 2"], ["new\nline", "#"]]))
+    assert cells_of_latex(text) == [["a_b", "50 % & more"], ["x\\y", "1 ± 2"], ["new\\nline", "#"]]
 
 
 def test_page_holds_everything_and_runs_nothing(tmp_path, capsys):

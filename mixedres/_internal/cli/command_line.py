@@ -20,9 +20,7 @@ _EXTRAS = {
     "wandb": "wandb",
     "torch": "interop",
     "transformers": "interop",
-    "matplotlib": "experiments",
-    "rich": "experiments",
-    "submitit": "experiments",
+    **dict.fromkeys(("matplotlib", "rich", "submitit", "tabulate"), "experiments"),
 }
 
 
