@@ -41,9 +41,10 @@ def page(name: str) -> dict[str, Any]:
     return names
 
 
-def picture(page: pathlib.Path, name: str, width: int, height: int) -> None:
+def picture(page: pathlib.Path, name: str, width: int, height: int, *, dark: bool = False) -> None:
     """Writes what a browser shows of the beginning of a page to docs/images."""
-    options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--blink-settings=preferredColorScheme=1"]
+    options = ["--headless", "--no-sandbox", "--hide-scrollbars"]
+    options += [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
     options += [f"--window-size={width},{height}", f"--screenshot={ROOT / 'docs' / 'images' / name}"]
     subprocess.run(["chromium", *options, page.resolve().as_uri()], check=True, stderr=subprocess.DEVNULL)
 
@@ -98,12 +99,23 @@ def sweep(work: pathlib.Path) -> None:
 
 
 def photographs(work: pathlib.Path) -> None:
-    """The errors and the curve of docs/photographs.md."""
+    """The errors and the curve of docs/photographs.md, and a page of predictions."""
+    import skimage.data
+    from PIL import Image
+
     command = [sys.executable, ROOT / "tests" / "pages.py", ROOT / "docs" / "photographs.md"]
     subprocess.run(command, cwd=work, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     shutil.copy(work / "runs" / "photos" / "errors.html", LIVE / "errors.html")
     shutil.copy(work / "curve.png", ROOT / "docs" / "images" / "photographs_curve.png")
-    picture(work / "sheet.html", "sheet.png", 1400, 548)
+    # Whole photographs, and gray copies, which a network that learned colors mistakes: the errors of the picture.
+    for name, pixels in (("café", skimage.data.coffee()), ("cat", skimage.data.chelsea())):
+        folder = work / "whole" / name
+        folder.mkdir(parents=True)
+        for kind, mode in (("color", "RGB"), ("gray", "L")):
+            Image.fromarray(pixels).convert(mode).save(folder / f"{kind}.jpg")
+    run("mixedres.predict", "--from=runs/photos@best", "whole", "--out=sheet.html", cwd=work)
+    picture(work / "sheet.html", "sheet.png", 1400, 550)
+    picture(work / "sheet.html", "sheet_dark.png", 1400, 550, dark=True)  # docs/extra.css shows it in dark mode
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from experiments.lib import plots, runs, tables
 from experiments.lib.comparison import Estimate, Results, Variant, difference, document, ratio, read, test_images
 from experiments.lib.tables import Table
+from mixedres._internal import pages
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import replace_text
@@ -34,22 +35,18 @@ PAIR_ROWS = (
     ("CPU use", "cpu_percent", "{:.0f} %"),
     ("skipped steps", "skipped_steps", "{:g}"),
 )
+# Styles of the page, after mixedres/_internal/pages/palette.css, which has the colors of all pages.
 STYLE = """
-:root { color-scheme: light dark; background: Canvas; }
-body { font: 14px/1.45 system-ui, sans-serif; max-width: 1500px; margin: 0 auto; padding: 1.4rem 1rem 3rem; }
 h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; }
 table { border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto;
-  width: fit-content; max-width: 100%;
-  background: linear-gradient(90deg, Canvas 40%, transparent) 0 / 3rem 100% no-repeat local,
-    linear-gradient(-90deg, Canvas 40%, transparent) 100% / 3rem 100% no-repeat local,
-    linear-gradient(-90deg, #8889, transparent) 100% / 1rem 100% no-repeat; }  /* a shadow where more is to the right */
+  width: fit-content; max-width: 100%; background: var(--shade); }
 th, td { padding: .25rem .7rem; white-space: nowrap; border-bottom: 1px solid #8884; }
 th { text-align: left; } td + td { text-align: right; font-variant-numeric: tabular-nums; }
 svg { max-width: 100%; height: auto; background: #fff; }
 .image_narrow { display: none; }
 @media (max-width: 40rem) { .image { display: none; } .image_narrow { display: block; } }
-@media (prefers-color-scheme: dark) { svg { filter: invert(.9) hue-rotate(180deg); } } .note { color: #a33; }
-footer { color: color-mix(in srgb, CanvasText 65%, Canvas); margin-top: 2rem; }
+@media (prefers-color-scheme: dark) { svg { filter: invert(.92) hue-rotate(180deg); } } .note { color: var(--bad); }
+footer { color: var(--soft); margin-top: 2rem; }
 """
 
 
@@ -200,8 +197,9 @@ def page(results: Results, sections: list[tuple[str, Table | None, str | None]],
                 parts.append(f'<div class="image{form}">{svg[svg.index("<svg") :]}</div>')
     parts.append(f"<footer>{html.escape(circumstances(results))}</footer>")
     body = "\n".join(parts)
+    palette = pathlib.Path(pages.__file__).with_name("palette.css").read_text()
     meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    head = f"{meta}<title>{title}</title><style>{STYLE}</style>"
+    head = f"{meta}<title>{title}</title><style>{palette}{STYLE}</style>"
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
 

@@ -9,12 +9,12 @@ from mixedres._internal.cli.console import printable
 
 
 def fill(folder: str, parts: Mapping[str, str]) -> str:
-    """Returns page.html of a folder of the package, with page.css as {{style}}, page.js as {{script}} and `parts`."""
-    files = resources.files(folder)
-    style, script = (files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    parts = {"style": style, "script": script} | dict(parts)
+    """Returns page.html of a folder, with palette.css and page.css as {{style}}, page.js as {{script}}, and `parts`."""
+    files, palette = resources.files(folder), resources.files(__name__) / "palette.css"
+    paths = (palette, *(files / f"page.{kind}" for kind in ("css", "js", "html")))
+    colors, style, script, template = (path.read_text(encoding="utf-8") for path in paths)
+    parts = {"style": colors + style, "script": script} | dict(parts)
     # In one pass, as inserted texts may contain the placeholders of other parts.
-    template = files.joinpath("page.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], template)
 
 
