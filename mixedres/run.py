@@ -206,7 +206,7 @@ def fit(
         run = mixedres.fit("digits:fp16", {"epochs": 3}, workdir="runs/digits")
 
     Args:
-      recipe: a config, or what ``--config=`` takes: the name of a shipped recipe or a file, with a preset.
+      recipe: a config, or what ``--config=`` takes: the name of a shipped config or a file, with a preset.
       overrides: keys of the config to set, such as {"data.dir": "photos", "optimizer.learning_rate": 0.1}.
       workdir: directory of the run; None: runs/NAME-PRESET.
       source: a data set of your own, an object with the attributes and methods of `mixedres.data.Source`. The config

@@ -1,4 +1,4 @@
-"""The doors of the core: networks, optimizers, data sets, readers of weights and others, registered by their names.
+"""Registries of the core: networks, optimizers, data sets, readers of weights and others by their names.
 
 Register in the file of a config, or in a file or module that --import names, which every command takes:
 

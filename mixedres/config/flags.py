@@ -142,7 +142,7 @@ def _key_and_text(argument: str) -> tuple[str, str]:
 def load_config(argument: str, read_run: ReadRun | None = None) -> ConfigDict:
     """Returns the config that a value of --config names.
 
-    `argument`: 'FILE' or 'FILE:PRESET,key=value,...'; FILE is a path or the name of a shipped recipe. 'run:WORKDIR' is
+    `argument`: 'FILE' or 'FILE:PRESET,key=value,...'; FILE is a path or the name of a shipped config. 'run:WORKDIR' is
     the config that a run recorded. Raises ConfigError for a file that cannot be read or returns no config.
     """
     name, _, choice = argument.partition(":")
@@ -160,7 +160,7 @@ def load_config(argument: str, read_run: ReadRun | None = None) -> ConfigDict:
             raise ConfigError(f"--config={argument} names no preset; write --config={file}:fp16,{keys}") from None
         raise ConfigError(
             f"--config={argument} cannot be read ({error.strerror}); name a file such as configs/digits.py:fp16 or one "
-            f"of the shipped recipes: {', '.join(recipes())}"
+            f"of the shipped configs: {', '.join(recipes())}"
         ) from None
     except SystemExit:
         raise ConfigError(f"--config={argument} ends the program; a config file must return a ConfigDict") from None
@@ -177,7 +177,7 @@ def load_config(argument: str, read_run: ReadRun | None = None) -> ConfigDict:
 
 
 def _recipe_or_file(name: str) -> pathlib.Path:
-    """Returns a file as it is, or the recipe for 'digits', 'digits.py' and 'configs/digits.py' if they are no file."""
+    """Returns a file as it is, or the config for 'digits', 'digits.py' and 'configs/digits.py' if they are no file."""
     path = pathlib.Path(name)
     if path.is_file() or path.suffix not in ("", ".py") or str(path.parent) not in (".", "configs"):
         return path

@@ -59,7 +59,7 @@ def _facts(report: Any) -> list[str]:
     enough, largest, first = report.half_limits
     if enough is not None:
         facts["largest safe"] = _scale(largest) + (f", for the {first}" if first is not None else "")
-        facts["enough"] = _scale(enough)
+        facts["smallest safe"] = _scale(enough)
     kept = ", ".join(report.keep_float32) + " (*)" if report.keep_float32 else "nothing"
     facts["keep in float32" if fits else "do not fit"] = kept
     lines: list[str] = []
@@ -76,7 +76,7 @@ def _scale(log2_scale: int | None) -> str:
 
 
 def _probes(report: Any) -> list[str]:
-    lines = ["".join(f"{cell:>14}" for cell in ("step", "largest safe", "enough", "recommended"))]
+    lines = ["".join(f"{cell:>14}" for cell in ("step", "largest safe", "smallest safe", "recommended"))]
     for probe in report.probes:
         found = (probe.max_safe_log2_scale, probe.min_sufficient_log2_scale, probe.recommended_log2_scale)
         cells = ["-" if log2_scale is None else format_power(log2_scale) for log2_scale in found]

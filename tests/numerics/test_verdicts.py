@@ -41,7 +41,7 @@ def test_running_sum_in_half_is_not_fine_and_named(dtype, terms):
     real = np.linalg.norm(np.asarray(fn(x), np.float64) - exact) / np.linalg.norm(exact)
     assert real > 0.02 and report.error == pytest.approx(real, rel=0.01)
     assert not report.is_fine and report.growing.primitive == "add"
-    assert f"running sum: the error of (no module), forward: add, {dtype.dtype.name}[8]" in report.verdict
+    assert f"running sum: the error of (no scope), forward: add, {dtype.dtype.name}[8]" in report.verdict
     assert line_of(body) in report.verdict and f"over {terms:,} iterations" in report.verdict
 
 

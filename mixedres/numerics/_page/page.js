@@ -137,7 +137,7 @@ function showFacts() {
     fact("now", data.present_log2_scale === null ? "none in use" : text(data.present_log2_scale)),
     fact("recommended", make("b", { className: "good" }, text(data.recommended_log2_scale))),
     fact("largest safe", text(data.max_safe_log2_scale), limited),
-    fact("enough", text(data.min_sufficient_log2_scale)))));
+    fact("smallest safe", text(data.min_sufficient_log2_scale)))));
   const pattern = make("pre", { tabIndex: 0 }, data.keep_float32_pattern);
   if (kept.length) scales.append(box(`keep in float32: ${kept.length}`, pattern));
   scales.style.maxWidth = "24rem";
@@ -145,7 +145,7 @@ function showFacts() {
   if (data.probes.length > 1) {
     const lines = data.probes.map(p => [String(p.step), ...["min_sufficient", "recommended", "max_safe"].map(key =>
       p[`${key}_log2_scale`] === null ? "–" : power(p[`${key}_log2_scale`]))]);
-    $("facts").append(box("over the steps", tableOf(["step", "enough", "recommended", "largest safe"], lines)));
+    $("facts").append(box("over the steps", tableOf(["step", "smallest safe", "recommended", "largest safe"], lines)));
   }
   if (data.comparison.length) {
     const lines = data.comparison.map(c =>

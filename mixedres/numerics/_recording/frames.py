@@ -70,7 +70,7 @@ class Operation:
     def __str__(self) -> str:
         shape = ",".join(map(str, self.shape))
         source = f", at {self.source}" if self.source else ""
-        return f"{self.path or '(no module)'}, {self.direction}: {self.name}, {self.dtype}[{shape}]{source}"
+        return f"{self.path or '(no scope)'}, {self.direction}: {self.name}, {self.dtype}[{shape}]{source}"
 
 
 Place = tuple["Tensor", Index]
