@@ -51,8 +51,8 @@ def summary() -> str:
     head = ["preset", "runs", "test top-1", "difference to fp32, points (95 % interval)", "skipped steps"]
     cells = ([f"`{row['case']}`", str(row["n"]), *_trained_cells(row)] for row in rows)
     text = (
-        f"{_trained(result)} ({_where(result)}), with the standard deviation over seeds. A run is compared with the "
-        "mean of two float32 runs of its seed, which add in another order. "
+        f"{_trained(result)} ({_where(result)}), with the standard deviation over seeds. Each seed has two float32 "
+        "runs, which add in different orders. Differences are to their mean. "
         f"{_verdict(rows)} {_single_run(result)}"
     )
     return "\n".join([*runs.markdown(head, cells), "", text, "", *map(speed_up, _timed())])
