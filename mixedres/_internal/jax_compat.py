@@ -181,9 +181,15 @@ def bind(eqn: Equation, *operands: Any, **changed: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def as_written(eqn: Equation) -> Iterator[None]:
-    """Gives all operations in the block the source line, name stack and context of `eqn`, for errors and profiles."""
-    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+def as_written(eqn: Equation, inside: Equation | None = None) -> Iterator[None]:
+    """Gives all operations in the block the source line, name stack and context of `eqn`, for errors and profiles.
+
+    `inside`: the equation in whose block a function is traced that has this block; its scopes are not repeated.
+    """
+    own = eqn.source_info.name_stack
+    outer = inside.source_info.name_stack.stack if inside else ()
+    shared = [a == b for a, b in zip(own.stack, outer, strict=False)]
+    stack = source_info_util.current_name_stack() + own[[*shared, False].index(False) :]
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
         yield
 

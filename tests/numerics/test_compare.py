@@ -408,3 +408,18 @@ def test_flipped_comparisons_of_a_healthy_network_are_explained():
     assert report.is_fine and not report.advice, str(report)
     # The part that does not begin at selections is one of independent roundings.
     assert report.error**2 - report.of_selections**2 <= report.explained**2
+
+
+def test_recomputed_operations_have_the_path_of_their_scope():
+    """Those of `jax.checkpoint`, and activations that autocast computes again for the backward pass."""
+
+    def loss(w, x):
+        with jax.named_scope("mlp"):
+            x = jax.checkpoint(lambda x: jnp.tanh(x @ w))(x)
+            y = jax.nn.gelu(x @ w + 1)
+            with jax.named_scope("out"):
+                y = y @ w
+        return jnp.square(y).mean()
+
+    report = compare(loss, normal(0, (8, 8)), normal(1, (8, 8)), of="grad")
+    assert {r.path for r in report.rows if r.primitive} == {"mlp", "mlp/out", ""}

@@ -81,20 +81,21 @@ class Evaluator:
         fixed = {key for key, arg in given.items() if isinstance(as_computed(arg), np.ndarray | np.generic)}
         operands = [arg for key, arg in given.items() if key not in fixed]
 
+        exit, path, _ = members[-1]
+
         def function(*arrays: Array) -> list[Any]:
             values = given | {id(arg): _alike(arg, array) for arg, array in zip(operands, arrays, strict=True)}
             results: list[list[Any]] = []
             for eqn, path, args in members:
                 found = [results[arg[1]][arg[2]] if isinstance(arg, tuple) else values[id(arg)] for arg in args]
-                with jax_compat.as_written(eqn):
+                with jax_compat.as_written(eqn, inside=exit):
                     results.append(self.evaluate(eqn, path, found))
             return list(map(as_computed, results[-1]))
 
-        eqn, path, _ = members[-1]
         results = jax.checkpoint(function)(*map(as_computed, operands))
         node = self.graph.by_path.get(path)
         of = self.graph.results[path] if node is None else node.outs
-        return _marked(cells(eqn.outvars, results), of, self.dtype, passed=node is None)
+        return _marked(cells(exit.outvars, results), of, self.dtype, passed=node is None)
 
     def evaluate(self, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
         """Evaluates the equation at `path`: a node as it is colored, a call by its bodies."""

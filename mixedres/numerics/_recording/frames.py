@@ -123,10 +123,12 @@ def link(*tensors: Tensor | None) -> Links:
 
 def module_path(scope: str) -> str:
     """Returns the modules of a name stack: 'ResNet/norm' for 'transpose(jvp(ResNet))/norm/norm._average'."""
-    plain, count = scope, 1
-    while count:
-        plain, count = re.subn(r"\w+\(([^()]*)\)", r"\1", plain)
-    return "/".join(modules(filter(None, plain.split("/"))))
+    names: list[str] = []
+    for part in re.split(r"\)+/?", re.sub(r"\w+\(", "", scope)):
+        found = [name for name in part.split("/") if name not in ("", "rematted_computation")]
+        # The backward pass of jax.checkpoint begins again: 'transpose(jvp(a))/jvp(a)/b'.
+        names = found if names and found[: len(names)] == names else names + found
+    return "/".join(modules(names))
 
 
 def outside(tensor: Tensor, index: Index | None = None) -> Iterator[Tensor]:
