@@ -200,6 +200,7 @@ def fit(
     source: data.Source | None = None,
     clean: bool = False,
     on_evaluation: train.OnEvaluation | None = None,
+    on_step: train.OnStep | None = None,
 ) -> Run:
     """Trains as ``python -m mixedres.main`` does, and returns the finished run; a run that was stopped goes on.
 
@@ -213,31 +214,38 @@ def fit(
         records the name of its class as `data.name`.
       clean: remove a run in the workdir first.
       on_evaluation: called after each evaluation; ends the run by a true result. See `mixedres.train.fit`.
+      on_step: called with the numbers of each step, a few steps later. See `mixedres.train.fit`.
 
     Raises:
       ConfigError: for a mistake in the config, the workdir or the data; nothing has been written then.
       MixedresError: if training cannot go on; `mixedres.train.fit` lists the errors.
     """
-    if on_evaluation is not None and not callable(on_evaluation):
-        raise ConfigError(f"on_evaluation is {on_evaluation!r}; it must be a function of the evaluation, a dictionary")
+    for given, function in {"on_evaluation": on_evaluation, "on_step": on_step}.items():
+        if function is not None and not callable(function):
+            what = given.removeprefix("on_")
+            raise ConfigError(f"{given} is {function!r}; it must be a function of the {what}, a dictionary")
     name = recipe.partition(":")[0] if isinstance(recipe, str) else None
     chosen = _with(config.load_config(recipe) if isinstance(recipe, str) else recipe, overrides)
     stem = pathlib.Path(name or (chosen.data.name if source is None else type(source).__name__)).stem
     directory = expanded(f"runs/{stem}-{chosen.precision.name}" if workdir is None else str(workdir)).absolute()
     plan = train.plan(chosen, directory, source=source, clean=clean)
-    train_plan(plan, on_evaluation=on_evaluation)
+    train_plan(plan, on_evaluation=on_evaluation, on_step=on_step)
     return dataclasses.replace(load(directory), config=plan.config, source=source)
 
 
 def train_plan(
-    plan: train.Plan, group: SingleProcess = SINGLE, on_evaluation: train.OnEvaluation | None = None
+    plan: train.Plan,
+    group: SingleProcess = SINGLE,
+    on_evaluation: train.OnEvaluation | None = None,
+    on_step: train.OnStep | None = None,
 ) -> Record:
     """Trains, or finds the run finished without importing the trainer; as `mixedres.train.fit`."""
     if plan.finished is not None and group.count == 1:
         return plan.say_finished()
     assert plan.directory is not None
     with cache_of(plan, group):
-        return train.fit(plan, group=group, on_results=on_results(plan.directory), on_evaluation=on_evaluation)
+        results = on_results(plan.directory)
+        return train.fit(plan, group=group, on_results=results, on_evaluation=on_evaluation, on_step=on_step)
 
 
 def cache_of(plan: train.Plan, group: SingleProcess = SINGLE) -> contextlib.AbstractContextManager[None]:

@@ -279,9 +279,25 @@ def test_function_ends_a_run(tmp_path, monkeypatch, capsys):
     assert longer.summary["train"]["steps"] == 14 and longer.summary["train"]["stopped_by"] is None
 
 
-def test_what_is_no_function_is_refused_before_the_run(tmp_path):
-    with pytest.raises(ConfigError, match="on_evaluation is 3; it must be a function of the evaluation"):
-        mixedres.fit(tiny(steps=10), workdir=tmp_path / "run", on_evaluation=3)
+def test_function_sees_every_step_once_and_in_order(tmp_path, monkeypatch):
+    run_cases.shrink(monkeypatch)
+    seen = []
+    given = {
+        "workdir": tmp_path / "run",
+        "on_step": lambda step: seen.append({**step, "sum": float(jax.numpy.ones(2).sum())}),
+    }
+    mixedres.fit(tiny(steps=4), **given)
+    run = mixedres.fit(tiny(steps=7), **given)  # goes on
+    assert [one["step"] for one in seen] == [1, 2, 3, 4, 5, 6, 7]
+    logged = {row["step"]: row for row in run.metrics if row["kind"] == "train"}
+    assert {one["step"]: one["loss"] for one in seen} == {step: row["loss"] for step, row in logged.items()}
+    assert all(one["grads_finite"] and one["loss_scale"] == 2**15 for one in seen)
+
+
+@pytest.mark.parametrize("name", ["evaluation", "step"])
+def test_what_is_no_function_is_refused_before_the_run(tmp_path, name):
+    with pytest.raises(ConfigError, match=f"on_{name} is 3; it must be a function of the {name}"):
+        mixedres.fit(tiny(steps=10), workdir=tmp_path / "run", **{f"on_{name}": 3})
     assert not any(tmp_path.iterdir())
 
 

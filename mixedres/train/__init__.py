@@ -7,7 +7,7 @@ from mixedres._internal.lazy import importer
 if TYPE_CHECKING:
     from mixedres.train import start
     from mixedres.train.debug import diagnosis, monitor, nonfinite
-    from mixedres.train.evaluation import OnEvaluation, OnResults, compare_presets, evaluate
+    from mixedres.train.evaluation import OnEvaluation, OnResults, OnStep, compare_presets, evaluate
     from mixedres.train.experiment import Experiment
     from mixedres.train.metrics.trackers import Histogram
     from mixedres.train.planning import Plan, plan
@@ -19,6 +19,7 @@ __all__ = [
     "Histogram",
     "OnEvaluation",
     "OnResults",
+    "OnStep",
     "Plan",
     "TrainState",
     "compare_presets",

@@ -30,6 +30,7 @@ BASELINE = "fp32"
 OnResults: TypeAlias = Callable[[Experiment, data.ImageResults], str]
 # Function of {'step', 'epoch', 'top1', 'top5', 'loss', 'examples'}; a result that is true ends the run.
 OnEvaluation: TypeAlias = Callable[[Record], object]
+OnStep: TypeAlias = Callable[[Record], object]
 
 
 def evaluate(plan: Plan, *, group: SingleProcess = SINGLE, on_results: OnResults | None = None) -> Record:

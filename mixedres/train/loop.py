@@ -48,6 +48,7 @@ class Loop:
     host: checkpoints.HostState  # evaluations and sums, which the next checkpoint holds
     collects: bool = False  # keep the results of the single images of the last evaluation
     on_evaluation: evaluation.OnEvaluation | None = None  # see `mixedres.train.fit`
+    on_step: evaluation.OnStep | None = None
     baseline: float | None = None  # fraction of the test images that have the most frequent class
     results: data.ImageResults | None = None  # of the newest evaluation, if it was known to be the last
     compilations: list[str] = dataclasses.field(default_factory=list)  # after the first step; should be empty
@@ -259,6 +260,9 @@ class Loop:
         for done, values, batch in finished:
             self.log.train(done, values)
             self.sampler.finished(done, values, self.log)
+            if self.on_step is not None:
+                with jax.transfer_guard("allow"):
+                    self.on_step({"step": done, **values})
             if values["halted"]:
                 self.profiler.end()
                 self.log.print(f"step {done} is not finite; examining it takes about as long as compiling twice")

@@ -50,6 +50,7 @@ def fit(
     group: SingleProcess = SINGLE,
     on_results: evaluation.OnResults | None = None,
     on_evaluation: evaluation.OnEvaluation | None = None,
+    on_step: evaluation.OnStep | None = None,
 ) -> Record:
     """Trains in the directory of a plan, from its newest checkpoint if it has one, and returns the summary.
 
@@ -64,6 +65,10 @@ def fit(
       on_evaluation: called after each evaluation with a dictionary of 'step', 'epoch', 'top1', 'top5', 'loss' and
         'examples'; the run ends if it returns a true value. A run that goes on calls it for its newest evaluation
         first. Each process of a group calls it, and must get the same answer.
+      on_step: called once for each step, in order, with a dictionary of 'step' and of the numbers of the step, such as
+        'loss', 'top1', 'grads_finite' and 'loss_scale'. The call comes when the numbers are on the host, up to a few
+        steps later, so that the devices need not wait for it; it costs the time that it takes, and its result is
+        ignored. Process 0 of a group calls it.
 
     Raises:
       ConfigError: if the processes differ, or the directory is in use; nothing has been written then.
@@ -82,7 +87,8 @@ def fit(
         finished = checkpoints.RunDirectory(directory).finished(plan.experiment.resolved) if group.is_primary else None
         if (finished := group.broadcast("finished", finished)) is not None:
             return dataclasses.replace(plan, finished=finished).say_finished()
-        return _train(plan, directory, group, claim, stack, on_results, on_evaluation)
+        own = on_step if group.is_primary else None
+        return _train(plan, directory, group, claim, stack, on_results, on_evaluation, own)
 
 
 def _claim(
@@ -109,6 +115,7 @@ def _train(
     stack: contextlib.ExitStack,
     on_results: evaluation.OnResults | None,
     on_evaluation: evaluation.OnEvaluation | None,
+    on_step: evaluation.OnStep | None,
 ) -> Record:
     """Trains in a claimed directory and returns the summary; what the run opens is closed with `stack`."""
     experiment = plan.experiment
@@ -144,6 +151,7 @@ def _train(
         host=host,
         collects=on_results is not None and group.count == 1,
         on_evaluation=on_evaluation,
+        on_step=on_step,
         **compiled,
     )
     if group.count == 1:
