@@ -56,8 +56,8 @@ LINES = {
     "numerics": 4183,
     "precision": 1093,
     "predict": 597,
-    "train": 3657,
-    "": 664,
+    "train": 3671,
+    "": 672,
     "export": 616,
     "hosts": 470,
     "original": 1144,
@@ -65,7 +65,7 @@ LINES = {
     "photographs": 1264,
     "trackers": 211,
     "javascript": 499,
-    "tests": 28738,
+    "tests": 28754,
     "experiments": 7395,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
