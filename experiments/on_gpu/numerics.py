@@ -138,9 +138,9 @@ def _differing(x: np.ndarray) -> int:
 
 
 def expected_counts(x: np.ndarray) -> np.ndarray:
-    """`numerics.counting.exponents` by numpy: eleven bits are kept, others round up from a half; NaN comes last."""
+    """`numerics.counting.exponents` by numpy: 11 bits are kept, others round up from a half, but not to infinity."""
     bits = x.ravel().view(np.uint32) & 0x7FFFFFFF
-    places = np.minimum((bits + 0x1000) >> 23, BINS - 2)
+    places = np.where(bits < 0x7F800000, np.minimum((bits + 0x1000) >> 23, BINS - 3), BINS - 2)
     return np.bincount(np.where(bits > 0x7F800000, BINS - 1, places), minlength=BINS).astype(np.uint32)
 
 
