@@ -22,7 +22,6 @@ The bytes of the all-reduces themselves are not in the MB an image.
 
 --prediction compiles the program of `mixedres.predict` instead of the training step: folded norms, cast weights.
 
-
 --programs=REGEX compiles the training steps of networks that are no ResNet (experiments/programs) whose names match, in
 float32, in their library's own half mode and under autocast, and writes experiments/results/aot_programs_GPU.json: GB
 moved and of temporary memory, kernels, and the errors of gradients, which smaller networks have on this CPU.

@@ -46,14 +46,14 @@ COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
 # Most lines of each unit, of JavaScript, of tests and of experiments. A number falls with every change that makes room,
 # and rises only by a commit that says what was worth it.
 LINES = {
-    "_internal": 2556,
+    "_internal": 2564,
     "amp": 3660,
     "checkpoints": 1968,
     "config": 833,
     "data": 3019,
     "doctor": 352,
     "models": 1776,
-    "numerics": 4183,
+    "numerics": 4164,
     "precision": 1093,
     "predict": 597,
     "train": 3671,
@@ -66,7 +66,7 @@ LINES = {
     "trackers": 211,
     "javascript": 499,
     "tests": 28754,
-    "experiments": 7395,
+    "experiments": 7398,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
 DEEP_NAMES = 122

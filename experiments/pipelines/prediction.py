@@ -82,9 +82,7 @@ def timed(command: list[str]) -> tuple[float, float]:
         return used.ru_utime + used.ru_stime
 
     started, before = time.perf_counter(), cpu()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    _output(command)
     return time.perf_counter() - started, cpu() - before
 
 
@@ -107,9 +105,15 @@ def is_program(option: str, python: str) -> bool:
 
 def measured(command: list[str]) -> dict[str, Any]:
     """Returns the result that a program prints."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not lines:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    result: dict[str, Any] = json.loads(lines[0].removeprefix("RESULT "))
+    output = _output(command, "RESULT ")
+    lines = (line for line in output.splitlines() if line.startswith("RESULT "))
+    result: dict[str, Any] = json.loads(next(lines).removeprefix("RESULT "))
     return result
+
+
+def _output(command: list[str], needs: str = "") -> str:
+    """Returns what a command prints; ends this program if the command fails, or if the output lacks a text."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or needs not in done.stdout:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return done.stdout

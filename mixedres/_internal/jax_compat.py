@@ -188,8 +188,9 @@ def as_written(eqn: Equation, inside: Equation | None = None) -> Iterator[None]:
     """
     own = eqn.source_info.name_stack
     outer = inside.source_info.name_stack.stack if inside else ()
-    shared = [a == b for a, b in zip(own.stack, outer, strict=False)]
-    stack = source_info_util.current_name_stack() + own[[*shared, False].index(False) :]
+    parted = (i for i, (a, b) in enumerate(zip(own.stack, outer, strict=False)) if a != b)
+    first = next(parted, min(len(own.stack), len(outer)))
+    stack = source_info_util.current_name_stack() + own[first:]
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
         yield
 
@@ -275,16 +276,23 @@ def name_stack(eqn: Equation) -> str:
 
 def named_scopes(eqn: Equation) -> tuple[str, ...]:
     """Returns the named scopes without derivatives and the names that JAX adds: ('ResNet', 'block_0', 'conv')."""
-    names: list[str] = []
-    segment: list[str] = []
-    for part in (*eqn.source_info.name_stack.stack, None):
+    segments: list[list[str]] = [[]]
+    for part in eqn.source_info.name_stack.stack:
         if isinstance(part, source_info_util.Scope):
-            segment += [name for name in part.name.split("/") if name != "rematted_computation"]
-            continue
+            segments[-1] += part.name.split("/")
+        else:
+            segments.append([])
+    return tuple(joined_scopes(segments))
+
+
+def joined_scopes(segments: Iterable[Iterable[str]]) -> list[str]:
+    """Returns the scopes of a name stack, whose `segments` end with each 'jvp' or 'transpose', without JAX's own."""
+    names: list[str] = []
+    for segment in segments:
+        found = [name for name in segment if name not in ("", "rematted_computation")]
         # Backward passes of jax.checkpoint and custom_jvp begin again: 'transpose(jvp(a))/jvp(a)/b'.
-        names = segment if segment[: len(names)] == names else names + segment
-        segment = []
-    return tuple(names)
+        names = found if found[: len(names)] == names else names + found
+    return names
 
 
 def bodies(eqn: Equation) -> list[Any]:

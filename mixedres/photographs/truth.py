@@ -1,4 +1,4 @@
-"""What is known of images that predict classifies: the class that their folder names, and the part of a run's data."""
+"""True classes of the images that predict classifies, by their folders, and the part of a run's data."""
 
 from __future__ import annotations
 

@@ -411,7 +411,7 @@ def test_flipped_comparisons_of_a_healthy_network_are_explained():
 
 
 def test_recomputed_operations_have_the_path_of_their_scope():
-    """Those of `jax.checkpoint`, and activations that autocast computes again for the backward pass."""
+    """Operations of `jax.checkpoint`, and activations that autocast computes again for the backward pass."""
 
     def loss(w, x):
         with jax.named_scope("mlp"):

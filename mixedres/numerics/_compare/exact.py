@@ -1,8 +1,6 @@
 """Evaluation of an equation in float32: the same operation on the same numbers, without the roundings to half."""
 
-import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,7 +13,7 @@ from mixedres._internal.jaxprs import control_flow
 from mixedres._internal.tree import HALF, is_half
 from mixedres._internal.types import Array, DType, Equation, Function, Jaxpr
 from mixedres.numerics._compare.constants import evenly_spaced
-from mixedres.numerics._recording.recorder import KEPT
+from mixedres.numerics._recording.recorder import Kind, program
 
 # They run once, on the numbers of the half program. The float32 program goes on from their results. So do operations on
 # mutable arrays and other operations with effects.
@@ -55,28 +53,20 @@ def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
     return jax_compat.bind(eqn, *args, **changed)
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """Equations without a body that are the same operation in float32."""
-
-    platform: str
-    same: tuple[Any, ...]  # primitive, parameters, types of the operands
-    eqn: Equation = dataclasses.field(compare=False)
-
-
 def kind(eqn: Equation, platform: str) -> Kind | None:
-    """Returns the kind of an equation; None if it has a body or effects, or cannot be hashed."""
+    """Returns the kind of an equation in float32; None if it has a body or effects, or cannot be hashed."""
     found = jax_compat.signature(eqn)
     if found is None or eqn.effects or eqn.primitive.name in MEETING or list(jax_compat.bodies(eqn)):
         return None
     params = tuple((key, _changed(value, platform)) for key, value in eqn.params.items())
     types = tuple((atom.aval.shape, _wide(atom.aval.dtype)) for atom in eqn.invars)
-    return Kind(platform, (eqn.primitive, params, types), eqn)
+    same, options = (platform, eqn.primitive, params, types), jax_compat.options_for_one_run(platform)
+    return Kind(same, lambda arrays: evaluate(eqn, arrays, platform), options)
 
 
-def on_host(kind: Kind, arrays: Sequence[np.ndarray]) -> list[Any]:
+def on_host(eqn: Equation, kind: Kind, arrays: Sequence[np.ndarray]) -> list[Any]:
     """Returns the results of an equation in float32, from NumPy where it moves or converts, without compiling."""
-    (eqn, name), wide = (kind.eqn, kind.eqn.primitive.name), [widened(array) for array in arrays]
+    name, wide = eqn.primitive.name, [widened(array) for array in arrays]
     shape, dtype = eqn.outvars[0].aval.shape, _wide(eqn.outvars[0].aval.dtype)
     if name == "squeeze" or (name == "reshape" and eqn.params["dimensions"] is None):
         return [wide[0].reshape(shape)]
@@ -88,13 +78,7 @@ def on_host(kind: Kind, arrays: Sequence[np.ndarray]) -> list[Any]:
         return [np.broadcast_to(wide[0].reshape(kept), shape)]
     if name == "convert_element_type" and {wide[0].dtype, dtype} <= {np.dtype(np.float32), np.dtype(np.float64)}:
         return [wide[0].astype(dtype)]
-    return [np.asarray(x) for x in _program(kind)(wide)]
-
-
-@functools.lru_cache(KEPT)
-def _program(kind: Kind) -> Callable[[Sequence[Array]], list[Any]]:
-    options = jax_compat.options_for_one_run(kind.platform)
-    return jax.jit(lambda arrays: evaluate(kind.eqn, arrays, kind.platform), compiler_options=options)
+    return [np.asarray(x) for x in program(kind)(wide)]
 
 
 def in_float32(jaxpr: Jaxpr, platform: str) -> Function:

@@ -94,10 +94,10 @@ class PairRecorder(Recorder):
         self.on_operation()
         same = all(pair.exact is None for pair in pairs)
         with np.errstate(all="ignore"):
-            found = exact.on_host(kind, [np.asarray(pair.array) for pair in pairs])
+            found = exact.on_host(eqn, kind, [np.asarray(pair.array) for pair in pairs])
             computed = [x.astype(var.aval.dtype) for x, var in zip(found, eqn.outvars, strict=True)]
             own = found if rounds and (same or eqn.primitive.name not in self.unmeasured) else [None] * len(found)
-            wide = exact.on_host(kind, [np.asarray(_exact(pair)) for pair in pairs]) if not same else own
+            wide = exact.on_host(eqn, kind, [np.asarray(_exact(pair)) for pair in pairs]) if not same else own
         return [Pair(*results) for results in zip(computed, wide, own, strict=True)]
 
     def _loop(self, eqn: Equation, pairs: list[Pair], *, same: bool) -> list[Any]:

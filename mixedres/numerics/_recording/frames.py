@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mixedres._internal import jax_compat
 from mixedres._internal.jaxprs.module_paths import modules
 
 # The path of a constant array of the program.
@@ -123,12 +124,8 @@ def link(*tensors: Tensor | None) -> Links:
 
 def module_path(scope: str) -> str:
     """Returns the modules of a name stack: 'ResNet/norm' for 'transpose(jvp(ResNet))/norm/norm._average'."""
-    names: list[str] = []
-    for part in re.split(r"\)+/?", re.sub(r"\w+\(", "", scope)):
-        found = [name for name in part.split("/") if name not in ("", "rematted_computation")]
-        # The backward pass of jax.checkpoint begins again: 'transpose(jvp(a))/jvp(a)/b'.
-        names = found if names and found[: len(names)] == names else names + found
-    return "/".join(modules(names))
+    segments = re.split(r"\)+/?", re.sub(r"\w+\(", "", scope))
+    return "/".join(modules(jax_compat.joined_scopes(segment.split("/") for segment in segments)))
 
 
 def outside(tensor: Tensor, index: Index | None = None) -> Iterator[Tensor]:

@@ -72,19 +72,18 @@ class Site(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kind:
-    """Equations that share a compiled program: equal primitives, parameters and types, for one class of recorders."""
+class Kind:
+    """Equations that share a compiled program, by what is the same: who evaluates them, primitives, types and more."""
 
-    recorder: type["Recorder"]
-    platform: str
     same: tuple[Any, ...]
-    eqn: Equation = dataclasses.field(compare=False)
+    function: Callable[[list[Array]], list[Any]] = dataclasses.field(compare=False)
+    options: dict[str, Any] = dataclasses.field(compare=False)  # of the compiler
 
 
 @functools.lru_cache(KEPT)
-def _program(kind: _Kind) -> Callable[..., list[Any]]:
-    recorder = kind.recorder(kind.platform)
-    return jax.jit(lambda arrays: recorder.operation(kind.eqn, arrays), compiler_options=recorder._options)
+def program(kind: Kind) -> Callable[[list[Array]], list[Any]]:
+    """Returns the compiled function of a kind."""
+    return jax.jit(kind.function, compiler_options=kind.options)
 
 
 class Recorder:
@@ -181,9 +180,10 @@ class Recorder:
         """Returns `operation`, compiled alone."""
         self.on_operation()
         if self.shares(eqn) and (same := jax_compat.signature(eqn)) is not None:
-            return _program(_Kind(type(self), self.platform, same, eqn))(arrays)
-        program = jax.jit(lambda arrays: self.operation(eqn, arrays), compiler_options=self._options)
-        return list(program(arrays))
+            recorder = type(self)(self.platform)  # the cache keeps none with the frames of a program
+            same = (type(self), self.platform, *same)
+            return program(Kind(same, lambda arrays: recorder.operation(eqn, arrays), self._options))(arrays)
+        return list(jax.jit(lambda arrays: self.operation(eqn, arrays), compiler_options=self._options)(arrays))
 
     def _compiled(self, tape: Tape, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function as a program of its own; in a frame that is compiled as a whole, the function itself."""
