@@ -274,6 +274,9 @@ def _with(chosen: ConfigDict, overrides: Mapping[str, Any] | None) -> ConfigDict
     """Returns a copy of a config with some keys set; 'model' means 'model.name', as after the colon of --config."""
     given = {config.key_path(name): value for name, value in (overrides or {}).items()}
     given |= {name: str(value) for name, value in given.items() if isinstance(value, pathlib.PurePath)}
+    chosen = config.unflatten(config.flatten(chosen))
+    if isinstance(name := given.get("optimizer.name"), str):
+        config.set_optimizer(chosen, name)
     return config.unflatten(config.flatten(chosen) | given)
 
 

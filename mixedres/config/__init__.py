@@ -6,7 +6,18 @@ from mixedres._internal.errors import ConfigError
 from mixedres._internal.lazy import importer
 from mixedres.config.flags import Flags, config_of_run, load_config, override_machine, parse_flags, recipes
 from mixedres.config.keys import FREE, GROW, KEYS, Key, duration_in_steps, optimizer_options, profile_window
-from mixedres.config.values import check_key, complete, defaults, finish, flatten, key_path, split, unflatten, validate
+from mixedres.config.values import (
+    check_key,
+    complete,
+    defaults,
+    finish,
+    flatten,
+    key_path,
+    set_optimizer,
+    split,
+    unflatten,
+    validate,
+)
 
 if TYPE_CHECKING:
     from mixedres.config.precision import precision_of
@@ -33,6 +44,7 @@ __all__ = [
     "precision_of",
     "profile_window",
     "recipes",
+    "set_optimizer",
     "split",
     "unflatten",
     "validate",

@@ -247,6 +247,19 @@ KEYS = (
 )
 _DEFAULTS = {key.path.removeprefix("optimizer."): key.default for key in KEYS if key.path.startswith("optimizer.")}
 _OF_SOME = {option for own in OPTIMIZERS.values() for option in own}
+# What an optimizer has that a user names beside a config, where it differs from a fresh config: adamw the defaults of
+# torch.optim.AdamW, muon those of its author's program, lars those of TensorFlow's r1 for small batches.
+_DEFAULTS_OF = {
+    "adamw": {"learning_rate": 1e-3, "lr_reference_batch": 0, "weight_decay": 0.01},
+    "muon": {"learning_rate": 0.02, "lr_reference_batch": 0, "weight_decay": 0.0, "momentum": 0.95, "nesterov": True},
+    "lars": {"learning_rate": 5.0, "lr_reference_batch": 0, "weight_decay": 2e-4},
+}
+
+
+def optimizer_defaults(name: str) -> dict[str, Any]:
+    """Returns the keys of config.optimizer that belong to an optimizer, with its defaults."""
+    own = {"learning_rate", "lr_reference_batch", "weight_decay", *_OF_SOME}
+    return {option: _DEFAULTS_OF.get(name, {}).get(option, _DEFAULTS[option]) for option in sorted(own)}
 
 
 def check_optimizer(section: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict, config_dict
 from mixedres._internal.errors import ConfigError, config_errors
 from mixedres._internal.files import as_json
 from mixedres._internal.names import PRESETS, unknown_preset
-from mixedres.config.keys import KEYS, RETIRED, check_optimizer
+from mixedres.config.keys import KEYS, RETIRED, check_optimizer, optimizer_defaults
 
 BOOLEANS = {"true": True, "false": False, "True": True, "False": False}
 _BY_PATH = {key.path: key for key in KEYS}
@@ -90,9 +90,21 @@ def finish(config: ConfigDict, preset: str, overrides: dict[str, str]) -> Config
     if preset not in PRESETS:
         raise ConfigError(f"--config=FILE:PRESET: {unknown_preset(preset)}")
     config.precision.name = preset
-    for name, text in overrides.items():
-        override(config, key_path(name), text)
+    override_all(config, {key_path(name): text for name, text in overrides.items()})
     return config
+
+
+def override_all(config: ConfigDict, texts: Mapping[str, str]) -> None:
+    """Sets keys to the values that texts mean, as `override`; another optimizer brings its defaults first."""
+    set_optimizer(config, texts.get("optimizer.name", config.optimizer.name))
+    for path, text in texts.items():
+        override(config, path, text)
+
+
+def set_optimizer(config: ConfigDict, name: str) -> None:
+    """Names the optimizer; if the config had another one, the rate, the decay and the options are its defaults."""
+    if name != config.optimizer.name:
+        config.optimizer.update({"name": name} | optimizer_defaults(name))
 
 
 def key_path(name: str) -> str:

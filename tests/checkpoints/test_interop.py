@@ -2,6 +2,7 @@
 
 import argparse
 import datetime
+import inspect
 import io
 import json
 import pathlib
@@ -16,6 +17,7 @@ import pytest
 
 from mixedres import checkpoints, main, models, precision
 from mixedres._internal.errors import WeightsError
+from mixedres.config import load_config
 from mixedres.export import __main__ as export_command
 from tests.data import made
 
@@ -24,6 +26,17 @@ transformers = pytest.importorskip("transformers", reason="needs transformers: p
 pytestmark = pytest.mark.interop
 
 DEPTHS = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3], 50: [3, 4, 6, 3], 101: [3, 4, 23, 3], 152: [3, 8, 36, 3]}
+
+
+def test_adamw_has_the_defaults_of_torch():
+    theirs = {name: one.default for name, one in inspect.signature(torch.optim.AdamW).parameters.items()}
+    config = load_config("digits:fp16,optimizer=adamw").optimizer
+    assert (config.learning_rate, config.weight_decay, config.epsilon) == (
+        theirs["lr"],
+        theirs["weight_decay"],
+        theirs["eps"],
+    )
+    assert (config.momentum, config.beta2, config.lr_reference_batch) == (*theirs["betas"], 0)
 
 
 def theirs(size, *, classes=10, version="1.5", seed=0):

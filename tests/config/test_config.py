@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixedres import checkpoints, precision
+from mixedres import checkpoints, precision, run, train
 from mixedres import config as base
 from mixedres._internal import names
 from mixedres._internal.errors import ConfigError, config_errors
@@ -173,6 +173,27 @@ def test_override_means_the_same_in_every_place(path, text, value):
     factors = ["--config.schedule.factors=(0.1,0.01)"] if path == "schedule.boundaries" else []
     for arguments in places:
         assert base.flatten(parse_flags([*arguments, *factors]).config)[path] == value
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "lars", "sgd"])
+def test_another_optimizer_brings_its_defaults(name):
+    """Keys that the user sets win in any order and place; the rate of a recipe was for its own optimizer."""
+    rate, recipe = "optimizer.learning_rate", base.flatten(base.load_config("digits:fp16"))
+    places = (
+        [f"--config=digits:fp16,optimizer={name},{rate}=3e-3"],
+        [f"--config=digits:fp16,{rate}=3e-3", f"--config.optimizer.name={name}"],
+        ["--config=digits:fp16", f"--config.{rate}=3e-3", "--config.optimizer.name", name],
+    )
+    found = [base.flatten(parse_flags(place).config) for place in places]
+    found.append(base.flatten(run._with(base.load_config("digits:fp16"), {rate: 3e-3, "optimizer": name})))
+    assert found == found[:1] * 4
+    own = {} if name == "sgd" else base.keys.optimizer_defaults(name)
+    assert found[0] == recipe | {f"optimizer.{key}": value for key, value in own.items()} | {
+        "optimizer.name": name,
+        rate: 3e-3,
+    }
+    experiment = train.plan(parse_flags([f"--config=digits:fp16,optimizer={name}"]).config).experiment
+    assert float(experiment.learning_rate(44)) == np.float32(own.get("learning_rate", 0.05))
 
 
 def test_switch_needs_no_value():
