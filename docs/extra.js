@@ -1,6 +1,6 @@
 // What axe (rules aria-dialog-name and scrollable-region-focusable) misses in the theme: a name for the search, and
-// tables that scroll with the keyboard.
+// tables and code that scroll with the keyboard.
 document$.subscribe(() => {
   document.querySelector("[data-md-component=search]")?.setAttribute("aria-label", "Search")
-  for (const table of document.querySelectorAll(".md-typeset__scrollwrap")) table.tabIndex = 0
+  for (const wide of document.querySelectorAll(".md-typeset :is(.md-typeset__scrollwrap, pre > code)")) wide.tabIndex = 0
 })

@@ -61,12 +61,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Marks the words of inline code, which docs/extra.css keeps on one line."""
+    """Marks the words of inline code, which docs/extra.css keeps on one line, and narrow columns."""
 
     def marked(code: re.Match[str]) -> str:
         words = WORD.sub(r'<span class="word">\g<0></span>', code[1])
         return f"<code>{words}</code>"
 
+    content = content.replace("<th>#</th>", '<th class="number">#</th>')
     return re.sub(r"(?<!</span>)(?<!<pre>)<code>([^<]*)</code>", marked, content)
 
 
@@ -74,7 +75,7 @@ def on_post_build(config: MkDocsConfig) -> None:
     """Gives the live pages, which are files of their own, a way back to the site."""
     for page in pathlib.Path(config.site_dir, "live").glob("*.html"):
         name = page.stem.partition("_")[0]
-        back = f'<p><a href="../{BACK.get(name, "numerics")}/">← mixedres</a></p>'
+        back = f'<nav><a href="../{BACK.get(name, "numerics")}/">← mixedres</a></nav>'
         page.write_text(page.read_text().replace("<body>", f"<body>\n{back}", 1))
 
 

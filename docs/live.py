@@ -60,7 +60,7 @@ def doctor(work: pathlib.Path) -> None:
     loss, title = example.loss_in(jnp.float32), "Three blocks behind layer scale"
     report = numerics.examine(loss, params, example.x, example.labels, title=title)
     report.to_html(LIVE / "doctor_sick.html")
-    picture(LIVE / "doctor_sick.html", "doctor.png", 1400, 850)
+    picture(LIVE / "doctor_sick.html", "doctor.png", 1000, 1080)
 
 
 def explain(work: pathlib.Path) -> None:
@@ -114,8 +114,8 @@ def photographs(work: pathlib.Path) -> None:
         for kind, mode in (("color", "RGB"), ("gray", "L")):
             Image.fromarray(pixels).convert(mode).save(folder / f"{kind}.jpg")
     run("mixedres.predict", "--from=runs/photos@best", "whole", "--out=sheet.html", cwd=work)
-    picture(work / "sheet.html", "sheet.png", 1400, 550)
-    picture(work / "sheet.html", "sheet_dark.png", 1400, 550, dark=True)  # docs/extra.css shows it in dark mode
+    picture(work / "sheet.html", "sheet.png", 1000, 560)
+    picture(work / "sheet.html", "sheet_dark.png", 1000, 560, dark=True)  # docs/extra.css shows it in dark mode
 
 
 def main() -> None:

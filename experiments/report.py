@@ -200,7 +200,7 @@ def page(results: Results, sections: list[tuple[str, Table | None, str | None]],
     palette = pathlib.Path(pages.__file__).with_name("palette.css").read_text()
     meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     head = f"{meta}<title>{title}</title><style>{palette}{STYLE}</style>"
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n<main>\n{body}\n</main>\n</body></html>\n'
 
 
 def main(argv: list[str]) -> int:

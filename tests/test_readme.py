@@ -335,6 +335,8 @@ def test_links_and_keys_exist(path):
         assert found.exists(), target
         # the site has only what is in docs/
         assert docs not in path.parents or docs in found.parents, target
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert re.match(r".+\n\|[ :|-]+\n", table), f"no heads: {table}"
     for key in re.findall(r"--config\.([\w.]+)=", text):
         assert key in {k.path for k in KEYS} or key == "KEY", key
     for file in re.findall(r"\b(?:configs|experiments|tests)/[\w/]+\.[a-z]+\b", text):

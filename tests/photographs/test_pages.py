@@ -2,7 +2,10 @@
 
 import dataclasses
 import html
+import json
 import re
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -50,6 +53,23 @@ def test_full_page_counts_the_images_left_out(monkeypatch, tmp_path):
     for _ in range(3):
         small.add(photographs.Tile("x.jpg", SQUARE, [("a", 1.0)]))
     assert small.summary() == "3 images; the page shows the first 1 of 3 images"
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs Debian's package chromium")
+def test_card_on_a_telephone_shows_what_was_predicted(tmp_path):
+    """Of right, wrong and unknown images, before a tap; other classes and the words under pictures are hidden there."""
+    page, sheet = photographs.Gallery(), tmp_path / "sheet.html"
+    for truth in (0, 1, None):
+        page.add(photographs.Tile("x.jpg", SQUARE, [("cat", 0.75), ("dog", 0.25)], truth=truth))
+    page.write(sheet, "sheet", [page.summary()])
+    seen = "document.title = JSON.stringify([...document.querySelectorAll('article')].map(a => a.innerText))"
+    laid_out = "<style>article { content-visibility: visible !important }</style>"  # before the page is painted
+    sheet.write_text(sheet.read_text().replace("</body>", f"{laid_out}<script>{seen}</script></body>"))
+    command = ["chromium", "--headless", "--no-sandbox", "--window-size=600,900", "--dump-dom", sheet.as_uri()]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    cards = json.loads(html.unescape(re.search("<title>(.*?)</title>", printed)[1]))
+    for card, verdict in zip(cards, ("right: it is cat", "wrong: it is dog", ""), strict=True):
+        assert card.split() == f"x.jpg {verdict} cat 75.0%".split()
 
 
 def results(labels, predicted, losses, batch=4):

@@ -300,7 +300,8 @@ function buildMap(panels, names, fitting) {
   const table = make("table", { style: { width: `${left}px` } },
     make("colgroup", {}, ...columns.map(width => make("col", { style: { width: `${width}px` } }))),
     make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...lines.map(line => line.element)));
-  const element = make("div", { className: fitting < 2 ? "map wide" : "map", onmousemove: describe }, ...parts, table);
+  const wide = fitting < 2 ? { className: "map wide", tabIndex: 0 } : { className: "map" };
+  const element = make("div", { ...wide, onmousemove: describe }, ...parts, table);
   return { element, panels, lines };
 }
 
