@@ -60,7 +60,7 @@ def doctor(work: pathlib.Path) -> None:
     loss, title = example.loss_in(jnp.float32), "Three blocks behind layer scale"
     report = numerics.examine(loss, params, example.x, example.labels, title=title)
     report.to_html(LIVE / "doctor_sick.html")
-    picture(LIVE / "doctor_sick.html", "doctor.png", 1000, 1080)
+    picture(LIVE / "doctor_sick.html", "doctor.png", 1000, 830)
 
 
 def explain(work: pathlib.Path) -> None:
@@ -105,17 +105,17 @@ def photographs(work: pathlib.Path) -> None:
 
     command = [sys.executable, ROOT / "tests" / "pages.py", ROOT / "docs" / "photographs.md"]
     subprocess.run(command, cwd=work, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    run("mixedres.main", "--mode=eval", "--workdir=runs/photos", "--config.data.dir=photos", cwd=work)  # not @best
     shutil.copy(work / "runs" / "photos" / "errors.html", LIVE / "errors.html")
     shutil.copy(work / "curve.png", ROOT / "docs" / "images" / "photographs_curve.png")
-    # Whole photographs, and gray copies, which a network that learned colors mistakes: the errors of the picture.
-    for name, pixels in (("café", skimage.data.coffee()), ("cat", skimage.data.chelsea())):
-        folder = work / "whole" / name
-        folder.mkdir(parents=True)
-        for kind, mode in (("color", "RGB"), ("gray", "L")):
-            Image.fromarray(pixels).convert(mode).save(folder / f"{kind}.jpg")
+    # A whole photograph, and a gray copy, which a network that learned colors mistakes: the error of the picture.
+    folder = work / "whole" / "cat"
+    folder.mkdir(parents=True)
+    for kind, mode in (("color", "RGB"), ("gray", "L")):
+        Image.fromarray(skimage.data.chelsea()).convert(mode).save(folder / f"{kind}.jpg")
     run("mixedres.predict", "--from=runs/photos@best", "whole", "--out=sheet.html", cwd=work)
-    picture(work / "sheet.html", "sheet.png", 1000, 560)
-    picture(work / "sheet.html", "sheet_dark.png", 1000, 560, dark=True)  # docs/extra.css shows it in dark mode
+    picture(work / "sheet.html", "sheet.png", 720, 530)
+    picture(work / "sheet.html", "sheet_dark.png", 720, 530, dark=True)  # docs/extra.css shows it in dark mode
 
 
 def main() -> None:

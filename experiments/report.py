@@ -41,11 +41,11 @@ h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; }
 table { border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto;
   width: fit-content; max-width: 100%; background: var(--shade); }
 th, td { padding: .25rem .7rem; white-space: nowrap; border-bottom: 1px solid #8884; }
-th { text-align: left; } td + td { text-align: right; font-variant-numeric: tabular-nums; }
+th { text-align: left; white-space: normal; } td + td { text-align: right; font-variant-numeric: tabular-nums; }
 svg { max-width: 100%; height: auto; background: #fff; }
 .image_narrow { display: none; }
 @media (max-width: 40rem) { .image { display: none; } .image_narrow { display: block; } }
-@media (prefers-color-scheme: dark) { svg { filter: invert(.92) hue-rotate(180deg); } } .note { color: var(--bad); }
+@media (prefers-color-scheme: dark) { svg { filter: invert(.92) hue-rotate(180deg); mix-blend-mode: lighten; } } .note { color: var(--bad); }
 footer { color: var(--soft); margin-top: 2rem; }
 """
 
