@@ -55,9 +55,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Shows README's two doors on the start page."""
-    doors = (ROOT / "README.md").read_text().partition("<!-- the doors")[2].partition("<!-- end of the doors -->")[0]
-    return markdown.replace("<!-- the doors of README.md -->", doors.partition("-->")[2].replace("](docs/", "]("))
+    """Shows the begin of README on the start page."""
+    begin = (ROOT / "README.md").read_text().partition("<!-- docs/index.md shows this part -->")[2]
+    shown = begin.partition("<!-- end of the part -->")[0].replace("](docs/", "](")
+    return markdown.replace("<!-- README.md -->", shown)
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -45,8 +45,8 @@ th { text-align: left; white-space: normal; } td + td { text-align: right; font-
 svg { max-width: 100%; height: auto; background: #fff; }
 .image_narrow { display: none; }
 @media (max-width: 40rem) { .image { display: none; } .image_narrow { display: block; } }
-@media (prefers-color-scheme: dark) { svg { filter: invert(.92) hue-rotate(180deg); mix-blend-mode: lighten; } } .note { color: var(--bad); }
-footer { color: var(--soft); margin-top: 2rem; }
+@media (prefers-color-scheme: dark) { svg { filter: invert(.92) hue-rotate(180deg); mix-blend-mode: lighten; } }
+.note { color: var(--bad); } footer { color: var(--soft); margin-top: 2rem; }
 """
 
 

@@ -144,7 +144,7 @@ def _help(arguments: Sequence[str]) -> list[str]:
 def _first_keys() -> list[str]:
     """Returns the names of the shipped config files, the keys that most users need, and the names of the sections."""
     try:
-        from mixedres.config import KEYS, recipes
+        from mixedres.config import KEYS, shipped_configs
     except ModuleNotFoundError as error:
         return [
             "",
@@ -154,7 +154,7 @@ def _first_keys() -> list[str]:
     sections = sorted({path.partition(".")[0] for path in by_path if "." in path})
     return [
         "",
-        f"shipped config files: {', '.join(recipes())}",
+        f"shipped config files: {', '.join(shipped_configs())}",
         f"presets: {', '.join(PRESETS)}",
         "",
         "keys that most users need:",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from mixedres import checkpoints, config, data, train
+from mixedres import checkpoints, data, train
 from mixedres import predict as networks
 from mixedres._internal import registry
 from mixedres._internal.cli.progress import ImageProgress
@@ -22,6 +22,7 @@ from mixedres._internal.files import expanded, parse_json, read_regular, split_c
 from mixedres._internal.processes import SINGLE, SingleProcess
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import workdir as names
+from mixedres.config import flatten, key_path, load_config, set_optimizer, unflatten
 
 __all__ = ["Run", "fit", "load"]
 
@@ -127,8 +128,8 @@ class Run:
         """
         if self.config is None:
             raise ConfigError(f"{self.path} is no run, so it has no test images; name the workdir of a run")
-        flat = config.flatten(_with(self.config, overrides)) | {"init_from": self.path}
-        plan = train.plan(config.unflatten(flat), source=source or self.source, evaluates=True)
+        flat = flatten(_with(self.config, overrides)) | {"init_from": self.path}
+        plan = train.plan(unflatten(flat), source=source or self.source, evaluates=True)
         with cache_of(plan):
             return train.evaluate(plan)
 
@@ -187,13 +188,13 @@ def load(
     except WeightsError as error:
         raise ConfigError(str(error)) from None
     recorded = checkpoints.RecordedRun(split_checkpoint(place)[0]).config()
-    found = None if recorded is None else config.unflatten(checkpoints.portable(recorded))
+    found = None if recorded is None else unflatten(checkpoints.portable(recorded))
     return Run(str(place), classifier, found)
 
 
 @speaks_python
 def fit(
-    recipe: ConfigDict | str,
+    config: ConfigDict | str,
     overrides: Mapping[str, Any] | None = None,
     *,
     workdir: str | os.PathLike[str] | None = None,
@@ -207,7 +208,7 @@ def fit(
         run = mixedres.fit("digits:fp16", {"epochs": 3}, workdir="runs/digits")
 
     Args:
-      recipe: a config, or what ``--config=`` takes: the name of a shipped config or a file, with a preset.
+      config: a config, or what ``--config=`` takes: the name of a shipped config or a file, with a preset.
       overrides: keys of the config to set, such as {"data.dir": "photos", "optimizer.learning_rate": 0.1}.
       workdir: directory of the run; None: runs/NAME-PRESET.
       source: a data set of your own, an object with the attributes and methods of `mixedres.data.Source`. The config
@@ -224,8 +225,8 @@ def fit(
         if function is not None and not callable(function):
             what = given.removeprefix("on_")
             raise ConfigError(f"{given} is {function!r}; it must be a function of the {what}, a dictionary")
-    name = recipe.partition(":")[0] if isinstance(recipe, str) else None
-    chosen = _with(config.load_config(recipe) if isinstance(recipe, str) else recipe, overrides)
+    name = config.partition(":")[0] if isinstance(config, str) else None
+    chosen = _with(load_config(config) if isinstance(config, str) else config, overrides)
     stem = pathlib.Path(name or (chosen.data.name if source is None else type(source).__name__)).stem
     directory = expanded(f"runs/{stem}-{chosen.precision.name}" if workdir is None else str(workdir)).absolute()
     plan = train.plan(chosen, directory, source=source, clean=clean)
@@ -272,12 +273,12 @@ def on_results(directory: pathlib.Path) -> train.OnResults:
 
 def _with(chosen: ConfigDict, overrides: Mapping[str, Any] | None) -> ConfigDict:
     """Returns a copy of a config with some keys set; 'model' means 'model.name', as after the colon of --config."""
-    given = {config.key_path(name): value for name, value in (overrides or {}).items()}
+    given = {key_path(name): value for name, value in (overrides or {}).items()}
     given |= {name: str(value) for name, value in given.items() if isinstance(value, pathlib.PurePath)}
-    chosen = config.unflatten(config.flatten(chosen))
+    chosen = unflatten(flatten(chosen))
     if isinstance(name := given.get("optimizer.name"), str):
-        config.set_optimizer(chosen, name)
-    return config.unflatten(config.flatten(chosen) | given)
+        set_optimizer(chosen, name)
+    return unflatten(flatten(chosen) | given)
 
 
 def _images(given: Image | Iterable[Image]) -> Iterable[str | np.ndarray]:

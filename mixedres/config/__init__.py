@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.lazy import importer
-from mixedres.config.flags import Flags, config_of_run, load_config, override_machine, parse_flags, recipes
+from mixedres.config.flags import Flags, config_of_run, load_config, override_machine, parse_flags, shipped_configs
 from mixedres.config.keys import FREE, GROW, KEYS, Key, duration_in_steps, optimizer_options, profile_window
 from mixedres.config.values import (
     check_key,
@@ -43,8 +43,8 @@ __all__ = [
     "parse_flags",
     "precision_of",
     "profile_window",
-    "recipes",
     "set_optimizer",
+    "shipped_configs",
     "split",
     "unflatten",
     "validate",

@@ -22,7 +22,7 @@ from mixedres.config.values import BOOLEANS, check_key, is_switch, override, ove
 ReadRun: TypeAlias = Callable[[pathlib.Path], ConfigDict]
 _PACKAGE = pathlib.Path(__file__).parent
 # The shipped config files: inside an installed package, and beside the package in a checkout.
-RECIPES = (_PACKAGE / "recipes", _PACKAGE.parent.parent / "configs")
+SHIPPED = (_PACKAGE / "shipped", _PACKAGE.parent.parent / "configs")
 
 
 @dataclasses.dataclass
@@ -155,9 +155,9 @@ def load_config(argument: str, read_run: ReadRun | None = None) -> ConfigDict:
     if name == "run" and read_run is not None:
         return read_run(pathlib.Path(choice).expanduser())
     try:
-        module = registry.run_file(_recipe_or_file(name))
+        module = registry.run_file(_shipped_or_file(name))
         if not hasattr(module, "get_config"):
-            sample = RECIPES[-1] / "digits.py"
+            sample = SHIPPED[-1] / "digits.py"
             raise ConfigError(f"--config={argument} has no function get_config; write one as in {sample}")
         config = module.get_config(*[choice] if choice else [])
     except OSError as error:
@@ -166,7 +166,7 @@ def load_config(argument: str, read_run: ReadRun | None = None) -> ConfigDict:
             raise ConfigError(f"--config={argument} names no preset; write --config={file}:fp16,{keys}") from None
         raise ConfigError(
             f"--config={argument} cannot be read ({error.strerror}); name a file such as configs/digits.py:fp16 or one "
-            f"of the shipped configs: {', '.join(recipes())}"
+            f"of the shipped configs: {', '.join(shipped_configs())}"
         ) from None
     except SystemExit:
         raise ConfigError(f"--config={argument} ends the program; a config file must return a ConfigDict") from None
@@ -182,18 +182,18 @@ def load_config(argument: str, read_run: ReadRun | None = None) -> ConfigDict:
     return config
 
 
-def _recipe_or_file(name: str) -> pathlib.Path:
+def _shipped_or_file(name: str) -> pathlib.Path:
     """Returns a file as it is, or the config for 'digits', 'digits.py' and 'configs/digits.py' if they are no file."""
     path = pathlib.Path(name)
     if path.is_file() or path.suffix not in ("", ".py") or str(path.parent) not in (".", "configs"):
         return path
-    shipped = (folder / f"{path.stem}.py" for folder in RECIPES)
+    shipped = (folder / f"{path.stem}.py" for folder in SHIPPED)
     return next((file for file in shipped if file.is_file()), path)
 
 
-def recipes() -> list[str]:
+def shipped_configs() -> list[str]:
     """Returns the names of the shipped config files, such as 'digits'."""
-    return sorted({file.stem for folder in RECIPES for file in folder.glob("[a-z]*.py")})
+    return sorted({file.stem for folder in SHIPPED for file in folder.glob("[a-z]*.py")})
 
 
 def config_of_run(workdir: str | pathlib.Path) -> str:

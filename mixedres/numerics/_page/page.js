@@ -281,7 +281,7 @@ function drawMaps() {
 
 function buildMap(panels, names, fitting) {
   const pixels = Math.max(fitting, 2), columns = [names];
-  let left = names;
+  let left = names, [className, tabIndex] = fitting < 2 ? ["map wide", 0] : ["map", -1];
   const parts = [], title = GROUPS[0].includes(panels[0].kind) ? "layer" : "parameter";
   const heads = [make("th", { scope: "col", className: "names" }, title)];
   for (const panel of panels) {
@@ -300,8 +300,7 @@ function buildMap(panels, names, fitting) {
   const table = make("table", { style: { width: `${left}px` } },
     make("colgroup", {}, ...columns.map(width => make("col", { style: { width: `${width}px` } }))),
     make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...lines.map(line => line.element)));
-  const wide = fitting < 2 ? { className: "map wide", tabIndex: 0 } : { className: "map" };
-  const element = make("div", { ...wide, onmousemove: describe }, ...parts, table);
+  const element = make("div", { className, tabIndex, onmousemove: describe }, ...parts, table);
   return { element, panels, lines };
 }
 
