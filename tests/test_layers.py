@@ -46,7 +46,7 @@ COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
 # Most lines of each unit, of JavaScript, of tests and of experiments. A number falls with every change that makes room,
 # and rises only by a commit that says what was worth it.
 LINES = {
-    "_internal": 2564,
+    "_internal": 2552,
     "amp": 3660,
     "checkpoints": 1968,
     "config": 833,

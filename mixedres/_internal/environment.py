@@ -86,11 +86,8 @@ def device(devices: Sequence[Any]) -> dict[str, Any]:
 def processor() -> str:
     """Returns the name of the processor of the host."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    found = re.search("^model name[^:\n]*:(.*)", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def memory(device: Any, compiled_step: Any) -> dict[str, int | None]:
@@ -116,7 +113,8 @@ def out_of_memory(error: BaseException) -> str | None:
     if not isinstance(error, MemoryError) and not any(words in text for words in known):
         return None
     asked = re.search(r"allocat\w* (\d[\d.]*) ?(bytes|[KMGT]i?B)", text)
-    wanted = "" if asked is None else f": {_readable(float(asked[1]), asked[2])} more were asked for"
+    units = {"b": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+    wanted = f": {gigabytes(float(asked[1]) * units[asked[2][0]])} more were asked for" if asked else ""
     places = [f"this machine has {gigabytes(host_memory())}"]
     jax = sys.modules.get("jax")
     if jax is not None and not isinstance(error, MemoryError):
@@ -152,10 +150,6 @@ def check_size(needed: int, devices: Sequence[Any], problem: str) -> None:
         needed, there = needed * len(local), host_memory()
     if needed > there:
         raise MemoryShortage(problem.format(gigabytes(needed), gigabytes(there)))
-
-
-def _readable(number: float, unit: str) -> str:
-    return gigabytes(number * {"b": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}[unit[0]])
 
 
 def device_memory(device: Any) -> int:

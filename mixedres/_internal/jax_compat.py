@@ -245,8 +245,7 @@ def kept_casts(is_kept: Callable[[Any, Any], bool]) -> Iterator[None]:
 
 def source_line(eqn: Equation) -> str:
     """Returns the first of `source_lines`; '' if JAX knows none."""
-    found = authors(eqn.source_info.traceback)
-    return _place(found[0][-1]) if found else ""
+    return next(iter(source_lines(eqn)), "")
 
 
 def source_lines(eqn: Equation) -> list[str]:

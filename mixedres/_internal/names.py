@@ -18,7 +18,6 @@ class Preset(NamedTuple):
     matmul_precision: str  # of float32 products: 'highest', 'tensorfloat32' (10-bit mantissa) or 'default'
 
 
-# Presets of precision by name: dtype of the products, loss scale, implementation, precision of float32 products.
 PRESETS = {
     "fp32": Preset("float32", "none", "casting", "highest"),
     "tf32": Preset("float32", "none", "casting", "tensorfloat32"),

@@ -193,7 +193,7 @@ def read_record(path: pathlib.Path) -> Json:
     """Returns the record of a checkpoint, if it has its checksum; raises errors as `Opened` and `Opened.record`."""
     folder, name = (path / _ORBAX, _METADATA) if (path / _ORBAX).is_dir() else (path, RECORD)
     data = read_regular(folder / name, LARGEST_JSON)
-    if hashlib.sha256(data).hexdigest() != read_object(folder / CHECKSUMS, LARGEST_JSON).get(name):
+    if hashlib.sha256(data).hexdigest() != read_object(folder / CHECKSUMS).get(name):
         raise OSError(f"{name} does not have its checksum")
     value = parse_json(data)
     return value if name == RECORD else parse_json(value["custom_metadata"]["record"])

@@ -104,12 +104,11 @@ def run(
         return _fail(program, 1, "; ".join(filter(None, (line, smaller and f"set {smaller}", continues))))
     except OSError as error:
         reason = error.strerror or str(error)
+        of_file = f"{error.filename}: {reason}"
         if continues:
-            return _fail(
-                program, 1, "; ".join((f"{error.filename}: {reason}" if error.filename else reason, continues))
-            )
+            return _fail(program, 1, f"{of_file if error.filename else reason}; {continues}")
         if error.filename is not None:
-            return _fail(program, 2, f"{error.filename}: {reason}")
+            return _fail(program, 2, of_file)
         console.give_up()  # without a name it is the output
         return _fail(program, 1, f"stdout: {reason}")
     return 0

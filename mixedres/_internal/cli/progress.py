@@ -56,11 +56,8 @@ class StepProgress:
     def print(self, text: str) -> None:
         """Prints a line that stays."""
         self._last_line = time.perf_counter()
-        if self._bar.disable:
+        with self._bar.external_write_mode():  # a bar makes room for the line
             console.say(text)
-        else:
-            with self._bar.external_write_mode():  # the bar makes room for the line
-                console.say(text)
 
     def close(self) -> None:
         """Removes the bar."""
