@@ -6,8 +6,10 @@ import functools
 import importlib
 import importlib.util
 import pathlib
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 
 def importer(package: str) -> Callable[[str], object]:
@@ -40,6 +42,16 @@ def _places(package: str) -> dict[str, str]:
     blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
     imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
     return {alias.asname or alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+def function_at(place: str) -> Callable[..., Any]:
+    """Returns the function at a place such as 'json:dumps'; its module is imported when the function is called."""
+    return lambda *given: pkgutil.resolve_name(place)(*given)
+
+
+def constant_at(place: str) -> Callable[[], Any]:
+    """Returns a function that returns the constant at a place such as 'string:digits'."""
+    return lambda: pkgutil.resolve_name(place)
 
 
 @contextlib.contextmanager

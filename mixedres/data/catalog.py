@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mixedres._internal.lazy import function_at
 from mixedres._internal.registry import LOOKS
 from mixedres._internal.registry import SOURCES as SOURCES
 from mixedres.data.examples import Dataset, with_background
@@ -47,12 +48,6 @@ def _directory(options: Options, what: str) -> str:
     if options.dir is None:
         raise ValueError(f"data.dir is not set; name {what} with --config.data.dir=DIR")
     return options.dir
-
-
-def _digits(options: Options) -> Source:
-    from mixedres.data.datasets.digits import load_digits
-
-    return load_digits(options)
 
 
 def _cifar10(options: Options) -> Source:
@@ -145,4 +140,5 @@ def _notes(data_set: Dataset, options: Options) -> Iterator[str]:
         yield "the test examples are the training examples"
 
 
+_digits = function_at("mixedres.data.datasets.digits:load_digits")
 SOURCES.add_built_in({"digits": _digits, "synthetic": _synthetic, "cifar10": _cifar10, "idx": _idx, "folder": _folder})

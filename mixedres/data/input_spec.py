@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mixedres._internal.lazy import constant_at
 from mixedres._internal.names import MOST_SIDE
 from mixedres._internal.registry import RESIZES
 from mixedres._internal.types import Json, Record
@@ -17,20 +18,12 @@ from mixedres._internal.types import Json, Record
 if TYPE_CHECKING:
     from mixedres.data.images.squares import Resize
 
-
-def _area() -> Resize:
-    from mixedres.data.images import squares
-
-    return squares.AREA
-
-
-def _linear() -> Resize:
-    from mixedres.data.images import squares
-
-    return squares.LINEAR
-
-
-RESIZES.add_built_in({"area": _area, "linear": _linear})
+RESIZES.add_built_in(
+    {
+        "area": constant_at("mixedres.data.images.squares:AREA"),
+        "linear": constant_at("mixedres.data.images.squares:LINEAR"),
+    }
+)
 # Most channels of an image: more are a mistake or an attack.
 MOST_CHANNELS = 64
 

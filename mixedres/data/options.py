@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mixedres._internal import registry
 from mixedres._internal.files import expanded
+from mixedres._internal.lazy import constant_at
 from mixedres._internal.names import (
     ANY,
     AUGMENTATIONS,
@@ -25,16 +26,8 @@ from mixedres._internal.registry import PREPROCESSINGS
 
 if TYPE_CHECKING:
     from mixedres.data.images.augment import Augmentation
-    from mixedres.data.images.preprocessing import Preprocessing
 
-
-def _torch() -> Preprocessing:
-    from mixedres.data.images.preprocessing import TORCH
-
-    return TORCH
-
-
-PREPROCESSINGS.add_built_in({"torch": _torch})
+PREPROCESSINGS.add_built_in({"torch": constant_at("mixedres.data.images.preprocessing:TORCH")})
 
 # Normalizations of synthetic images.
 NORMALIZATIONS = ("raw", "official", "torch", "per_image")

@@ -2,43 +2,14 @@
 
 from __future__ import annotations
 
-import pathlib
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING
 
 from mixedres._internal import registry
+from mixedres._internal.lazy import constant_at, function_at
 
 if TYPE_CHECKING:
     from mixedres import data
-
-
-def _read_checkpoint(path: pathlib.Path) -> Any:
-    from mixedres.original import weights_files
-
-    return weights_files.read_checkpoint(path)
-
-
-def _read_keras(path: pathlib.Path) -> Any:
-    from mixedres.original import weights_files
-
-    return weights_files.read_keras(path)
-
-
-def _official() -> data.Preprocessing:
-    from mixedres.original import pixels
-
-    return pixels.OFFICIAL
-
-
-def _official_fast() -> data.Preprocessing:
-    from mixedres.original import pixels
-
-    return pixels.OFFICIAL_FAST
-
-
-def _pixels() -> data.Resize:
-    from mixedres.original import pixels
-
-    return pixels
 
 
 def _prepared(options: data.Options, name: str) -> data.Dataset:
@@ -47,7 +18,15 @@ def _prepared(options: data.Options, name: str) -> data.Dataset:
     return tfds.open_data_set(name, options.usual_directory, options.train_split, options.eval_split)
 
 
-registry.WEIGHTS.add_built_in({"": _read_checkpoint, ".keras": _read_keras, ".h5": _read_keras, ".hdf5": _read_keras})
-registry.PREPROCESSINGS.add_built_in({"official": _official, "official_fast": _official_fast})
-registry.RESIZES.add_built_in({"official": _pixels})
+registry.WEIGHTS.add_built_in({"": function_at("mixedres.original.weights_files:read_checkpoint")})
+registry.WEIGHTS.add_built_in(
+    dict.fromkeys((".keras", ".h5", ".hdf5"), function_at("mixedres.original.weights_files:read_keras"))
+)
+registry.PREPROCESSINGS.add_built_in(
+    {
+        "official": constant_at("mixedres.original.pixels:OFFICIAL"),
+        "official_fast": constant_at("mixedres.original.pixels:OFFICIAL_FAST"),
+    }
+)
+registry.RESIZES.add_built_in({"official": lambda: importlib.import_module("mixedres.original.pixels")})
 registry.SOURCES.add_built_in({"imagenet2012": lambda options: _prepared(options, "imagenet2012"), "tfds:": _prepared})

@@ -1,30 +1,9 @@
 """Curves of a run beside its metrics.jsonl: TensorBoard, and Weights & Biases."""
 
-from __future__ import annotations
-
-import pathlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 from mixedres._internal import registry
-
-if TYPE_CHECKING:
-    from mixedres.trackers.tensorboard import TensorBoard
-    from mixedres.trackers.wandb import WeightsAndBiases
-
-
-def _tensorboard(directory: pathlib.Path, config: Mapping[str, Any], first_step: int) -> TensorBoard | None:
-    from mixedres.trackers import tensorboard
-
-    return tensorboard.start(directory, first_step)
-
-
-def _wandb(directory: pathlib.Path, config: Mapping[str, Any], first_step: int) -> WeightsAndBiases | None:
-    if not config["wandb"]:
-        return None
-    from mixedres.trackers.wandb import WeightsAndBiases
-
-    return WeightsAndBiases(directory, config)
+from mixedres._internal.lazy import function_at
 
 
 def curves(kind: str, values: Mapping[str, float | None]) -> dict[str, float]:
@@ -33,4 +12,9 @@ def curves(kind: str, values: Mapping[str, float | None]) -> dict[str, float]:
     return {f"{kind}/{name}": value for name, value in values.items() if value is not None and name not in left_out}
 
 
-registry.TRACKERS.add_built_in({"tensorboard": _tensorboard, "wandb": _wandb})
+registry.TRACKERS.add_built_in(
+    {
+        "tensorboard": function_at("mixedres.trackers.tensorboard:start"),
+        "wandb": function_at("mixedres.trackers.wandb:start"),
+    }
+)

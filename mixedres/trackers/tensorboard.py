@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from mixedres._internal.cli import console
 from mixedres._internal.errors import reason
 from mixedres._internal.lazy import hidden
+from mixedres._internal.types import Json
 from mixedres.trackers import curves
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _COUNT = itertools.count()
 _SCHEME = "mixedres"
 
 
-def start(directory: pathlib.Path, first_step: int) -> TensorBoard | None:
+def start(directory: pathlib.Path, config: Mapping[str, Json], first_step: int) -> TensorBoard | None:
     """Returns the tracker of a run that goes on from `first_step`; prints a line if there can be none."""
     try:
         return TensorBoard(directory, first_step)

@@ -1,5 +1,7 @@
 """Metrics at Weights & Biases."""
 
+from __future__ import annotations
+
 import pathlib
 import uuid
 from collections.abc import Mapping
@@ -11,6 +13,11 @@ from mixedres._internal.formats import stamped
 from mixedres._internal.types import Json
 from mixedres.checkpoints import workdir
 from mixedres.trackers import curves
+
+
+def start(directory: pathlib.Path, config: Mapping[str, Json], first_step: int) -> WeightsAndBiases | None:
+    """Returns the tracker of a run; None if the run has no project."""
+    return WeightsAndBiases(directory, config) if config["wandb"] else None
 
 
 class WeightsAndBiases:
