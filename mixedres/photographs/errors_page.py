@@ -74,8 +74,7 @@ def _described(wrong: int, shown: int) -> str:
 
 def count_confusions(results: ImageResults) -> dict[tuple[int, int], int]:
     """Returns {(class, predicted class): number of images} of the pairs that occur."""
-    pairs, counts = np.unique(np.stack([results.label, results.predicted]), axis=1, return_counts=True)
-    return {(int(label), int(predicted)): int(n) for label, predicted, n in zip(*pairs, counts, strict=True)}
+    return collections.Counter(zip(results.label.tolist(), results.predicted.tolist(), strict=True))
 
 
 def matrix(counts: dict[tuple[int, int], int], names: Sequence[str]) -> str:

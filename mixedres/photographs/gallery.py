@@ -19,8 +19,9 @@ from mixedres.photographs.truth import summary
 # Images, and bytes of their HTML, that a page holds: a browser opens 64 MB in a few seconds. An image of 224 pixels and
 # its photograph take about 40 kB.
 MOST_TILES, MOST_BYTES = 2000, 2**26
-# Program in the head of a page of `predict`; a page with this name may be overwritten.
+# Program in the head of a page of `predict`, and a regular expression of the head; such a page may be overwritten.
 _MAKER = "mixedres predict"
+BEGIN = f'.*<meta name="generator" content="{_MAKER}">'
 _AS_READ = '<option value="">order as read</option>'
 # Classes of one tile.
 _MOST_CLASSES = 5
@@ -117,15 +118,6 @@ class Gallery:
             partial.write_text(page, encoding="utf-8")
 
 
-def is_sheet(path: pathlib.Path) -> bool:
-    """Returns whether a file is a page of `predict`, by the program that its head names."""
-    if not path.is_file() or path.is_symlink():
-        return False
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        return f'<meta name="generator" content="{_MAKER}">'.encode() in file.read(1024)
-    return False
-
-
 def short_name(path: str) -> str:
     """Returns the last folder and the name of a file."""
     return os.sep.join(path.split(os.sep)[-2:])
@@ -159,7 +151,7 @@ def _html(tile: Tile) -> str:
 
 
 def _pictures(tile: Tile) -> str:
-    small = ' class="small"' if max(tile.square.shape[:2]) <= 64 else ""
+    small = ' class="small"' if max(tile.square.shape[:2]) <= _SMALL else ""
     pictures = [(uri_of_pixels(tile.square), small, "what the network sees")]
     if tile.photograph is not None:
         with contextlib.suppress(OSError, ValueError):  # the file was changed or removed in the meantime

@@ -42,15 +42,9 @@ class FolderReport:
     modes: dict[str, int]
     orientations: dict[str, int]  # without 1, upright
 
-    @property
-    def between_parts(self) -> list[Record]:
-        """Returns the twins of which one is in the training part and one in the test part."""
-        return [group for group in self.twins if len({image["part"] for image in group["images"]}) > 1]
-
-    @property
-    def between_classes(self) -> list[Record]:
-        """Returns the twins that are in two classes."""
-        return [group for group in self.twins if len({image["class"] for image in group["images"]}) > 1]
+    def twins_between(self, kind: str) -> list[Record]:
+        """Returns the twins that are in both parts, for 'part', or in several classes, for 'class'."""
+        return [group for group in self.twins if len({image[kind] for image in group["images"]}) > 1]
 
     @property
     def few(self) -> dict[str, int]:
@@ -65,8 +59,8 @@ class FolderReport:
             lines.append(f"{_count(len(self.empty), 'class folder')} without an image")
         if self.damaged:
             lines.append(f"{_count(len(self.damaged), 'damaged file')}")
-        if self.between_parts:
-            lines.append(f"{_count(len(self.between_parts), 'image')} in both parts")
+        if both := self.twins_between("part"):
+            lines.append(f"{_count(len(both), 'image')} in both parts")
         return lines
 
     def to_json(self) -> Record:
@@ -98,13 +92,13 @@ class FolderReport:
         if self.problems:
             flags = "".join(f" --{name}={shlex.quote(str(value))}" for name, value in division.items())
             todo = ["fill or remove the empty class folders"] * bool(self.empty)
-            todo += ["repair or remove these files"] * bool(self.damaged or self.between_parts)
+            todo += ["repair or remove these files"] * bool(self.damaged or self.twins_between("part"))
             yield f"next: {', '.join(todo)}, then type: mixedres check {shlex.quote(directory)}{flags}"
         else:
             yield from _next(directory, division, sum(self.classes["train"].values()))
 
     def _twins(self) -> Iterator[str]:
-        both, others = self.between_parts, self.between_classes
+        both, others = self.twins_between("part"), self.twins_between("class")
         within = [group for group in self.twins if group not in both and group not in others]
         for groups, words in (
             (both, "in the training part and in the test part, which makes the accuracy look better"),
@@ -177,20 +171,18 @@ def _find_twins(root: str, images: Sequence[Image], facts: Sequence[Facts]) -> l
 
 
 def _table(classes: dict[str, dict[str, int]]) -> Iterator[str]:
-    names = sorted(classes["train"], key=lambda name: classes["train"][name]) if _many(classes) else classes["train"]
-    shown = [*names][: _MOST_LISTED // 2] + [*names][-_MOST_LISTED // 2 :] if _many(classes) else [*names]
+    train, test = (classes[part] for part in PARTS)
+    shown = [*train]
+    if len(train) > _MOST_LISTED:
+        shown.sort(key=lambda name: train[name])
+        shown = shown[: _MOST_LISTED // 2] + shown[-_MOST_LISTED // 2 :]
     width = max(8, *(len(shown_name(name)) for name in shown))
     yield f"  {'class':<{width}}  {'training':>9}  {'test':>9}"
     for name in shown:
-        yield f"  {shown_name(name):<{width}}  {classes['train'][name]:>9,}  {classes['eval'][name]:>9,}"
-    if _many(classes):
-        yield f"  (the smallest and the largest of {len(classes['train']):,} classes; --json lists all)"
-    sums = [sum(counts.values()) for counts in classes.values()]
-    yield f"  {'all':<{width}}  {sums[0]:>9,}  {sums[1]:>9,}"
-
-
-def _many(classes: dict[str, dict[str, int]]) -> bool:
-    return len(classes["train"]) > _MOST_LISTED
+        yield f"  {shown_name(name):<{width}}  {train[name]:>9,}  {test[name]:>9,}"
+    if len(shown) < len(train):
+        yield f"  (the smallest and the largest of {len(train):,} classes; --json lists all)"
+    yield f"  {'all':<{width}}  {sum(train.values()):>9,}  {sum(test.values()):>9,}"
 
 
 def _next(directory: str, division: Mapping[str, object], images: int) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import csv
 import os
 import pathlib
@@ -33,7 +32,7 @@ class Table:
 
     def __init__(self, path: pathlib.Path) -> None:
         """Takes the path of the file; raises ConfigError if another program wrote a file there."""
-        check_replaceable(path, is_ours=is_table(path))
+        check_replaceable(path, f"{','.join(_FIRST)},")
         self._path, self._rows = path, list[dict[str, object]]()
         self._verdicts = collections.Counter[tuple[str, str]]()
 
@@ -69,15 +68,6 @@ class Table:
             writer.writeheader()
             writer.writerows(self._rows)
         return summary(self._verdicts, sum("error" not in row for row in self._rows))
-
-
-def is_table(path: pathlib.Path) -> bool:
-    """Returns whether a file is a table of predict, by its first columns."""
-    if not path.is_file() or path.is_symlink():
-        return False
-    with contextlib.suppress(OSError, ValueError), path.open(encoding=_ENCODING) as file:
-        return file.read(1024).startswith(",".join(_FIRST) + ",")
-    return False
 
 
 def text_cell(text: str) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import pathlib
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -51,9 +53,13 @@ class Truth:
         return self.parts.get(os.path.abspath(path), "")
 
 
-def check_replaceable(path: pathlib.Path, *, is_ours: bool) -> None:
-    """Raises ConfigError if a file is at the path of an output, and not `is_ours`: predict did not write it."""
-    if os.path.lexists(path) and not is_ours:
+def check_replaceable(path: pathlib.Path, begin: str) -> None:
+    """Raises ConfigError if a file is at the path of an output, and its text does not begin as `begin`, a pattern."""
+    head = ""
+    if path.is_file() and not path.is_symlink():
+        with contextlib.suppress(OSError, ValueError), path.open(encoding="utf-8-sig") as file:
+            head = file.read(1024)
+    if os.path.lexists(path) and not re.match(begin, head, re.DOTALL):
         raise ConfigError(f"--out={path} exists, and predict did not write it; name another")
 
 
