@@ -195,15 +195,6 @@ class Analysis:
             return 0.0
         return math.sqrt(numbers[which] / numbers[recorder.SQUARES]) if numbers[recorder.SQUARES] else math.inf
 
-    @property
-    def contributors(self) -> tuple[Contributor, ...]:
-        """Returns a `Contributor` for each `OperationRow.line` at which the error begins, the largest share first."""
-        groups: dict[Any, list[OperationRow]] = defaultdict(list)
-        for row in self.rows:
-            groups[row.line].append(row)
-        found = map(Contributor.of, groups.values())
-        return tuple(sorted((x for x in found if x.share > 0), key=lambda x: -x.share))
-
     def _own(self, place: Place) -> float:
         return self._relative(place, recorder.OWN)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import pathlib
@@ -12,7 +13,7 @@ import numpy as np
 
 from mixedres._internal.errors import listed
 from mixedres._internal.pages import table
-from mixedres.numerics._compare.analysis import CHOICES, JUMP, Analysis, Contributor, Loop, OperationRow
+from mixedres.numerics._compare.analysis import CHOICES, JUMP, Contributor, Loop, OperationRow
 from mixedres.numerics._compare.recorder import rounding
 from mixedres.numerics._rows import MOST_ERROR
 
@@ -45,7 +46,13 @@ class ErrorReport:
     Attributes:
       function: name of the function.
       dtype: the half dtype; for dtype=None the one in which the function computes, or float16 if there are none or two.
-      analysis: the operations, and how their errors lead to those of the results.
+      rows: one `OperationRow` per operation on floating-point numbers, in order of evaluation. Operations that only
+        move, negate or widen elements are left out. Arguments and constants are rows too, with an empty `primitive`.
+      noise: names of the results that are left out, because they are zero but for rounding in float32 too.
+      jump: the first operation whose error jumps, and through which over 5 % of the results' error passes.
+      hidden: pairs of an operation with infinities that float32 does not have, and of the one that hides them.
+      loops: the `while` loops, with their iterations in both programs.
+      growing: the sum in a scan in which over 20 % of the error begins, if it `OperationRow.grows`.
       errors: {name of the result: relative l2 error against float32}, infinite for new infinities or NaNs.
       mends: changes that help, best first, with the `error` after each and the fraction that it `removes`, at least 0.5
         %; then changes that only make infinite results finite. Empty for a healthy program.
@@ -64,7 +71,12 @@ class ErrorReport:
 
     function: str
     dtype: np.dtype[Any]
-    analysis: Analysis
+    rows: tuple[OperationRow, ...]
+    noise: tuple[str, ...]
+    jump: OperationRow | None
+    hidden: tuple[tuple[OperationRow, OperationRow], ...]
+    loops: tuple[Loop, ...]
+    growing: OperationRow | None
     errors: dict[str, float]
     mends: tuple[Mend, ...] = ()
     rewritten: bool = True
@@ -77,40 +89,6 @@ class ErrorReport:
     compiled: tuple[str, ...] = ()
     is_half: bool = False
     of: str = "value"
-
-    @property
-    def rows(self) -> tuple[OperationRow, ...]:
-        """Returns one `OperationRow` per operation on floating-point numbers, in order of evaluation.
-
-        Operations that only move, negate or widen elements are left out. Arguments and constants are rows too, with an
-        empty `primitive`.
-        """
-        return self.analysis.rows
-
-    @property
-    def noise(self) -> tuple[str, ...]:
-        """Returns the names of the results that are left out, because they are zero but for rounding in float32 too."""
-        return self.analysis.noise
-
-    @property
-    def jump(self) -> OperationRow | None:
-        """Returns the first operation whose error jumps, and through which over 5 % of the results' error passes."""
-        return self.analysis.jump
-
-    @property
-    def hidden(self) -> tuple[tuple[OperationRow, OperationRow], ...]:
-        """Returns pairs of an operation with infinities that float32 does not have, and of the one that hides them."""
-        return self.analysis.hidden
-
-    @property
-    def loops(self) -> tuple[Loop, ...]:
-        """Returns the `while` loops, with their iterations in both programs."""
-        return self.analysis.loops
-
-    @property
-    def growing(self) -> OperationRow | None:
-        """Returns the sum in a scan in which over 20 % of the error begins, if it `OperationRow.grows`."""
-        return self.analysis.growing
 
     @property
     def error(self) -> float:
@@ -183,7 +161,11 @@ class ErrorReport:
     @property
     def contributors(self) -> tuple[Contributor, ...]:
         """Returns a `Contributor` for each `OperationRow.line` at which the error begins, the largest share first."""
-        return self.analysis.contributors
+        lines: dict[Any, list[OperationRow]] = collections.defaultdict(list)
+        for row in self.rows:
+            lines[row.line].append(row)
+        found = map(Contributor.of, lines.values())
+        return tuple(sorted((one for one in found if one.share > 0), key=lambda one: -one.share))
 
     @property
     def verdict(self) -> str:

@@ -160,7 +160,12 @@ def _judged(
     report = ErrorReport(
         function=half.__name__,
         dtype=dtype,
-        analysis=analysis,
+        rows=analysis.rows,
+        noise=analysis.noise,
+        jump=analysis.jump,
+        hidden=analysis.hidden,
+        loops=analysis.loops,
+        growing=analysis.growing,
         errors=errors,
         rewritten=plain is not program,
         nonfinite=not all(outcome.is_finite for outcome in outcomes),
