@@ -64,22 +64,23 @@ def examine(
     log2_scale = log2_of_scale(scale)
     arrays, floats = _arrays_by_name(params)
 
-    loss_of = _of_floats(loss_fn, arrays, jax.tree.structure(params))
-    _check_scalar(jax.eval_shape(lambda *args: loss_of(*args), floats, *batch), has_aux)
+    result_of = _of_floats(loss_fn, arrays, jax.tree.structure(params))
+    _check_scalar(jax.eval_shape(lambda *args: result_of(*args), floats, *batch), has_aux)
+    loss_of = (lambda *args: result_of(*args)[0]) if has_aux else result_of
     found = names(loss_of, floats, *batch)
     wanted = _selected(select, [*(found | floats)])
     dtypes = {name: dtype for name, dtype in found.items() if name in wanted}
-    seen, gradients, loss = _count(loss_of, has_aux, floats, batch, [*dtypes], [x for x in floats if x in wanted])
+    seen, gradients, loss = _count(loss_of, floats, batch, [*dtypes], [x for x in floats if x in wanted])
     rows = seen.rows(arrays)
     counted = {row.name for row in rows if row.kind == "activation"}
     notes = _notes(found, dtypes, seen.taps.names, [name for name in seen.taps.names if name not in counted])
     if tries:
-        notes += _parted(loss_of, has_aux, floats, batch, _named(np.asarray(loss), gradients))
+        notes += _parted(loss_of, floats, batch, _named(np.asarray(loss), gradients))
     report = Report(rows, log2_scale, title, tuple(notes), loss=loss)
     if not tries or report.dtype != "float16" or not math.isfinite(loss):
         return report
     try:
-        return report.tried(_gradient_in_half(report, loss_of, has_aux, floats, batch), jax.device_get(gradients))
+        return report.tried(_gradient_in_half(report, loss_of, floats, batch), jax.device_get(gradients))
     except (TypeError, ValueError) as refusal:
         why = f"the gradient in float16 was not tried: {str(refusal).partition(chr(10))[0]}"
         return dataclasses.replace(report, notes=(*report.notes, why))
@@ -141,20 +142,14 @@ def _selected(select: str, names: Sequence[str]) -> set[str]:
 
 
 def _count(
-    loss_fn: Function,
-    has_aux: bool,
-    floats: dict[str, Any],
-    batch: Sequence[PyTree],
-    taps: list[str],
-    wanted: list[str],
+    loss_fn: Function, floats: dict[str, Any], batch: Sequence[PyTree], taps: list[str], wanted: list[str]
 ) -> tuple[TensorCounts, dict[str, Any], float]:
     """Returns the counts of the taps and of the parameters in `wanted`, all gradients, and the loss."""
 
     def counted(floats: dict[str, Any], *batch: PyTree) -> tuple[TensorCounts, dict[str, Any], jax.Array]:
-        grad_fn = tapped_value_and_grad(loss_fn, has_aux=has_aux, select=taps)
-        value, gradients, statistics = grad_fn(floats, *batch)
+        loss, gradients, statistics = tapped_value_and_grad(loss_fn, select=taps)(floats, *batch)
         counts = [{name: exponents(x[name]) for name in wanted} for x in (gradients, floats)]
-        return TensorCounts(statistics, *counts), gradients, value[0] if has_aux else value
+        return TensorCounts(statistics, *counts), gradients, loss
 
     try:
         seen, gradients, loss = jax.jit(counted, compiler_options=jax_compat.options_for_one_run())(floats, *batch)
@@ -171,27 +166,19 @@ def _named(loss: Array, gradients: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _parted(
-    loss_fn: Function, has_aux: bool, floats: dict[str, Any], batch: Sequence[PyTree], own: dict[str, Array]
+    loss_fn: Function, floats: dict[str, Any], batch: Sequence[PyTree], own: dict[str, Array]
 ) -> tuple[str, ...]:
     """Returns sentences about loss and gradients, if the program that the user compiles computes others than `own`."""
 
     def run(floats: dict[str, Any], *batch: PyTree) -> dict[str, Array]:
-        value, gradients = jax.value_and_grad(loss_fn, has_aux=has_aux)(floats, *batch)
-        return _named(value[0] if has_aux else value, gradients)
+        return _named(*jax.value_and_grad(loss_fn)(floats, *batch))
 
     return parted(Traced.of(run, (floats, *batch), ()), jax.tree.leaves(own))
 
 
-def _gradient_in_half(
-    report: Report, loss_fn: Function, has_aux: bool, floats: dict[str, Any], batch: Sequence[PyTree]
-) -> GradientAt:
+def _gradient_in_half(report: Report, loss_fn: Function, floats: dict[str, Any], batch: Sequence[PyTree]) -> GradientAt:
     """Returns (loss scale) -> (loss, gradients) in float16, but for the layers to keep; compiled at the first call."""
-
-    def loss(floats: dict[str, Any], *batch: PyTree) -> Any:
-        value = loss_fn(floats, *batch)
-        return value[0] if has_aux else value
-
-    half = amp.autocast(loss, report.dtype, keep_float32=report.keep_float32_pattern)
+    half = amp.autocast(loss_fn, report.dtype, keep_float32=report.keep_float32_pattern)
 
     def run(scale: Array, floats: dict[str, Any], *batch: PyTree) -> tuple[jax.Array, dict[str, Any]]:
         def scaled(floats: dict[str, Any]) -> tuple[jax.Array, jax.Array]:

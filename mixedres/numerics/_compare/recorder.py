@@ -64,24 +64,24 @@ class PairRecorder(Recorder):
         effects = any("NamedAxis" not in type(effect).__name__ for effect in eqn.effects)
         same = all(pair.exact is None for pair in pairs)
         rounds = exact.rounds(eqn)
-        if effects or eqn.primitive.name in exact.MEETING:
+        meets = effects or eqn.primitive.name in exact.MEETING
+        if meets and (rounds or not same):
             # A callback without results only looks at the numbers. A mutable array takes them.
             writes = {type(effect).__name__ for effect in eqn.effects} & {"WriteEffect", "AccumEffect"}
-            if (rounds or not same) and (eqn.outvars or writes):
+            if eqn.outvars or writes:
                 self.unfollowed[f"{eqn.primitive.name} at {jax_compat.source_line(eqn) or 'an unknown line'}"] = None
-            return [Pair(array) for array in jax_compat.bind(eqn, *(pair.array for pair in pairs))]
-        if not rounds and same:
+        if meets or (same and not rounds):
             return [Pair(array) for array in jax_compat.bind(eqn, *(pair.array for pair in pairs))]
         if eqn.primitive.name == "while":
             return self._loop(eqn, pairs, same=same)
         own: list[Any] = [None] * len(eqn.outvars)
         if rounds and not (eqn.primitive.name in self.unmeasured and not same):
-            own = self._in_float32(eqn, [widened(pair.array) for pair in pairs])
+            own = exact.evaluate(eqn, [widened(pair.array) for pair in pairs], self.platform)
         if self.platform == "cpu" and eqn.primitive.name in self.rounded and own[0] is not None:
             computed = [lax.convert_element_type(own[0], eqn.outvars[0].aval.dtype)]
         else:
             computed = jax_compat.bind(eqn, *(pair.array for pair in pairs))
-        wide = own if same else self._in_float32(eqn, [_exact(pair) for pair in pairs])
+        wide = own if same else exact.evaluate(eqn, [_exact(pair) for pair in pairs], self.platform)
         return [Pair(*results) for results in zip(computed, wide, own, strict=True)]
 
     def _alone(self, eqn: Equation, arrays: list[Array]) -> list[Any]:
@@ -107,12 +107,9 @@ class PairRecorder(Recorder):
         wide = [exact.in_float32(body.jaxpr, self.platform) for body in found]
         computed, count = control_flow.call_counted(eqn, found, half, [pair.array for pair in pairs])
         results, exact_count = control_flow.call_counted(eqn, found, wide, [_exact(pair) for pair in pairs])
-        own = results if same else self._in_float32(eqn, [widened(pair.array) for pair in pairs])
+        own = results if same else exact.evaluate(eqn, [widened(pair.array) for pair in pairs], self.platform)
         counts = [Pair(number.astype(jnp.float32)) for number in (count, exact_count)]
         return [*(Pair(*parts) for parts in zip(computed, results, own, strict=True)), *counts]
-
-    def _in_float32(self, eqn: Equation, arrays: list[Array]) -> list[Any]:
-        return exact.evaluate(eqn, arrays, self.platform)
 
     def shares(self, eqn: Equation) -> bool:
         """Returns False for the equations that are listed in `unfollowed` by their line."""

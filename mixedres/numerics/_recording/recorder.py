@@ -238,11 +238,9 @@ class Recorder:
         # A selection by a comparison is named by itself.
         indices = args[1:] if name == "select_n" else args
         chosen = link(*(x for arg in indices if arg.tensor is None for x in arg.choosers))
-        found = [self._result(tape, eqn, result, site, links, choosers=chosen) for result in results[:count]]
+        about = site._asdict() | {"primitive": name, "choosers": chosen}
+        found = [self._measured(tape, result, links, **about) for result in results[:count]]
         return [x if x.tensor is not None else x._replace(choosers=choosers) for x in found]
-
-    def _result(self, tape: Tape, eqn: Equation, array: Array, site: Site, links: Links, **about: Any) -> Value:
-        return self._measured(tape, array, links, primitive=eqn.primitive.name, **site._asdict(), **about)
 
     def _shard_map(self, tape: Tape, eqn: Equation, site: Site, args: list[Value]) -> Sequence[Value]:
         params, path = eqn.params, site.path
@@ -301,5 +299,5 @@ class Recorder:
             iterations = [last] if number < num_carry else range(length)
             return lambda index: [found for i in iterations for found in place(tensors[number], (*index, i))]
 
-        after = site._replace(path=(*path, sys.maxsize))  # after all of the body
-        return [self._result(tape, eqn, array, after, result_of(i)) for i, array in enumerate(arrays)]
+        about = site._asdict() | {"primitive": "scan", "path": (*path, sys.maxsize)}  # after all of the body
+        return [self._measured(tape, array, result_of(i), **about) for i, array in enumerate(arrays)]
