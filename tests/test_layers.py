@@ -56,7 +56,7 @@ LINES = {
     "numerics": 4124,
     "precision": 1093,
     "predict": 597,
-    "train": 3671,
+    "train": 3652,
     "": 672,
     "export": 616,
     "hosts": 470,

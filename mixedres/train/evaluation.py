@@ -136,7 +136,11 @@ def sum_over_images(
             if should_stop():
                 break
             group.progress(reached)
-            first = _add_batch(eval_steps, state, batch, sums)
+            first: Metrics | None = None
+            for name, step in eval_steps.items():
+                baseline = None if first is None else first["predicted"]
+                sums[name], results = step(state.eval_variables, batch, baseline, sums[name])
+                first = results if first is None else first
             in_flight.push(index, sums, {})
             count(min(experiment.batch_size, stated - index * experiment.batch_size))
             if collector is not None:
@@ -162,18 +166,6 @@ def _checked(
     if not all(int(found["examples"]) for found in by_name.values()):
         raise DataError(f"none of the {stated} test images can be read")
     return by_name
-
-
-def _add_batch(
-    eval_steps: Mapping[str, CompiledStep], state: TrainState, batch: Batch, sums: dict[str, Metrics]
-) -> Metrics | None:
-    """Adds a batch to the sums of every step, and returns the results of the first step."""
-    first: Metrics | None = None
-    for name, step in eval_steps.items():
-        baseline = None if first is None else first["predicted"]
-        sums[name], results = step(state.eval_variables, batch, baseline, sums[name])
-        first = results if first is None else first
-    return first
 
 
 def _miscounted(experiment: Experiment, what: str) -> DataError:

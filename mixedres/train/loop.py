@@ -120,11 +120,10 @@ class Loop:
 
     def _check_place(self, done: int) -> None:
         """Raises TrainingError if the directory of the run was removed or moved; called before and after a save."""
-        claim, directory = self.claim, self.directory
-        if claim is not None and claim.is_lost():
+        if self.claim is not None and self.claim.is_lost():
             raise TrainingError(
-                f"the checkpoint of step {done} could not be written: {directory} was removed or moved during the run; "
-                "put it back and start the same command again to go on from its newest checkpoint"
+                f"the checkpoint of step {done} could not be written: {self.directory} was removed or moved during the "
+                "run; put it back and start the same command again to go on from its newest checkpoint"
             )
 
     def _finish(self, last: int) -> None:

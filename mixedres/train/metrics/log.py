@@ -102,33 +102,6 @@ class Meter:
         return self.steps * batch_size / seconds, (waited - self._waited) / seconds
 
 
-class Notes:
-    """Notes of a run on its input and its disk, each printed when it is news."""
-
-    def __init__(self, write: Callable[[str], None], unreadable: Mapping[str, str]):
-        """Takes the function that prints a line, and {name: reason}, which grows with every unusable image."""
-        self._print, self._unreadable, self._shown = write, unreadable, 0
-        self._has_waited = self._has_problem = False
-
-    def look(self, data_wait: float, seconds: float, problem: str | None) -> None:
-        """Prints a note once if `data_wait`, a fraction of the time, is large, and each time images are unreadable."""
-        if data_wait > WAIT_LIMIT and seconds > WAIT_PATIENCE and not self._has_waited:
-            self._has_waited = True
-            self._print(
-                f"note: {data_wait:.0%} of the training time went by waiting for data; more CPU cores, processes "
-                "instead of threads (--config.data.workers=N) or smaller stored images would help (docs/imagenet.md)"
-            )
-        new = list(self._unreadable.items())[self._shown :]
-        self._shown += len(new)
-        for name, reason in new[:3]:
-            self._print(f"note: skipped an unreadable image: {name}: {reason}")
-        if len(new) > 3:
-            self._print(f"note: and {len(new) - 3} more, {self._shown} in all so far")
-        if problem and not self._has_problem:
-            self._print(f"warning: the metrics cannot be written ({problem}); they wait in memory until they can")
-        self._has_problem = bool(problem)
-
-
 class RunLog:
     """Collector of the metrics of steps and evaluations, which it passes to files and to the terminal."""
 
@@ -156,7 +129,8 @@ class RunLog:
         self.resources = resources or Resources(0)
         self._writers, self._progress = writers, progress
         self._batch_size, self._log_every, self._learning_rate = batch_size, log_every, learning_rate
-        self._unreadable, self._shows_top5, self._notes = unreadable, shows_top5, Notes(progress.print, unreadable)
+        self._unreadable, self._shows_top5, self._shown_unreadable = unreadable, shows_top5, 0
+        self._has_waited = self._has_problem = False
         self._step, self._evaluated_at = 0, time.perf_counter()
         self._shown_scale: float | None = None
         self._shown_skipped = total_skipped
@@ -206,7 +180,23 @@ class RunLog:
         return self.waited / max(self.clock.read(), 1e-9)
 
     def _note(self) -> None:
-        self._notes.look(self.data_wait, self.clock.read(), self._writers.problem())
+        """Prints notes on the input and the disk, each when it is news."""
+        if self.data_wait > WAIT_LIMIT and self.clock.read() > WAIT_PATIENCE and not self._has_waited:
+            self._has_waited = True
+            self.print(
+                f"note: {self.data_wait:.0%} of the training time went by waiting for data; more CPU cores, processes "
+                "instead of threads (--config.data.workers=N) or smaller stored images would help (docs/imagenet.md)"
+            )
+        new = list(self._unreadable.items())[self._shown_unreadable :]
+        self._shown_unreadable += len(new)
+        for name, reason in new[:3]:
+            self.print(f"note: skipped an unreadable image: {name}: {reason}")
+        if len(new) > 3:
+            self.print(f"note: and {len(new) - 3} more, {self._shown_unreadable} in all so far")
+        problem = self._writers.problem()
+        if problem and not self._has_problem:
+            self.print(f"warning: the metrics cannot be written ({problem}); they wait in memory until they can")
+        self._has_problem = bool(problem)
 
     def eval(self, step: int, epoch: float, result: Mapping[str, float]) -> None:
         """Logs the result of an evaluation after `step` steps."""
