@@ -52,7 +52,7 @@ LINES = {
     "config": 833,
     "data": 3001,
     "doctor": 352,
-    "models": 1776,
+    "models": 1771,
     "numerics": 4124,
     "precision": 1093,
     "predict": 597,

@@ -1,13 +1,14 @@
 """Layers of a ResNet: convolution, and batch normalization, alone or fused with the operations after it."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import jmp
+from flax import traverse_util
 
 from mixedres._internal.jaxprs.module_paths import match_module
 from mixedres._internal.tree import at_least_float32
@@ -36,14 +37,8 @@ def policy_at(path: Sequence[str], policy: jmp.Policy, keep_float32: str) -> jmp
 
 def module_paths(params: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the paths of all modules with these parameters, in the spelling that `keep_float32` is matched with."""
-
-    def inside(modules: Mapping[str, Any], path: str) -> Iterator[str]:
-        for name, members in modules.items():
-            if isinstance(members, Mapping):
-                yield f"{path}/{name}"
-                yield from inside(members, f"{path}/{name}")
-
-    return tuple(inside(params, ""))
+    leaves = traverse_util.flatten_dict(params)
+    return tuple(dict.fromkeys("/" + "/".join(path[:end]) for path in leaves for end in range(1, len(path))))
 
 
 class Conv(nn.Module):
