@@ -203,12 +203,8 @@ def config_of_run(workdir: str | pathlib.Path) -> str:
 
 def _check(flags: Flags) -> None:
     """Raises ConfigError if a flag has an invalid value, or if flags exclude or require each other."""
-    index, count, timeout, evaluates = (
-        flags.process_id,
-        flags.num_processes,
-        flags.process_timeout,
-        flags.mode == "eval",
-    )
+    index, count, timeout = flags.process_id, flags.num_processes, flags.process_timeout
+    evaluates = flags.mode == "eval"
     group = {"--coordinator": flags.coordinator, "--num_processes": count, "--process_id": index}
     missing = [flag for flag, value in group.items() if value is None]
     port = re.fullmatch(r"\S+:(\d{1,5})", flags.coordinator or "host:1")

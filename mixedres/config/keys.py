@@ -122,10 +122,8 @@ def _is_loss_scale(x: Any) -> bool:
 
 
 NAMED = Range(lambda x: x != "", "a name, and not empty")
-_EPOCH, _FUSED = one_of("whole", "fractional"), one_of("auto", "true", "false")
+_EPOCH, _MATMUL_PRECISION = one_of("whole", "fractional"), one_of(*MATMUL_PRECISIONS)
 _PADDING, _PROJECTION = one_of(*OPTIONS["padding"]), one_of(*OPTIONS["projection"])
-_INITIALIZER, _LEVEL = one_of(*INITIALIZERS), one_of(*LEVELS)
-_IMPLEMENTATION, _MATMUL_PRECISION = one_of(*IMPLEMENTATIONS), one_of(*MATMUL_PRECISIONS)
 _PATTERN = Range(_passes(re.compile), "a regular expression")
 _LOSS_SCALE = Range(_passes(_is_loss_scale), "none, dynamic or a number > 0 such as 128")
 WINDOW = Range(_passes(profile_window), "STEP:COUNT, whole numbers with STEP >= 0 and COUNT > 0, such as 100:5")
@@ -195,9 +193,9 @@ KEYS = (
     Key("model.pool_padding", str, "pytorch", "of the stem's max pool, as model.padding", _PADDING),
     Key("model.projection", str, "shape", "shortcuts project where the shape changes, or once a stage", _PROJECTION),
     Key("model.zero_init_last", bool, True, "initialize the last scale of every block to 0, so it starts as identity"),
-    Key("model.kernel_init", str, "he_normal", "initializer of the convolutions", _INITIALIZER),
-    Key("model.head_init", str, "normal_0.01", "initializer of the head", _INITIALIZER),
-    free("model.fused", str, "auto", "fuse batch norms; auto: where faster", _FUSED),
+    Key("model.kernel_init", str, "he_normal", "initializer of the convolutions", one_of(*INITIALIZERS)),
+    Key("model.head_init", str, "normal_0.01", "initializer of the head", one_of(*INITIALIZERS)),
+    free("model.fused", str, "auto", "fuse batch norms; auto: where faster", one_of("auto", "true", "false")),
     Key("batch_norm.momentum", float, 0.9, "weight of the old running average", FRACTION),
     Key("batch_norm.epsilon", float, 1e-5, "added to the variance", POSITIVE),
     Key("batch_norm.unbiased", bool, True, "unbiased running variance, as in PyTorch and TensorFlow"),
@@ -229,11 +227,11 @@ KEYS = (
     Key("precision.policy", str, None, "jmp policy of the network: params=float32,compute=float16,output=float32"),
     Key("precision.norm_policy", str, None, "jmp policy of batch normalization; not set: float32 inside"),
     Key("precision.loss_scale", object, None, "none, dynamic or a number > 0; not set: the preset's", _LOSS_SCALE),
-    Key("precision.implementation", str, None, "what casts; not set: the preset's", _IMPLEMENTATION),
+    Key("precision.implementation", str, None, "what casts; not set: the preset's", one_of(*IMPLEMENTATIONS)),
     Key("precision.matmul_precision", str, None, "of float32 products; not set: the preset's", _MATMUL_PRECISION),
     Key("precision.keep_float32", str, "", "regular expression of modules in float32, such as ^/head$", _PATTERN),
     free("numerics.every", int, 0, "steps between two examinations of every layer's numerics; 0: none", NOT_NEGATIVE),
-    Key("autocast.level", str, "default", "level of the graph rewrite", _LEVEL),
+    Key("autocast.level", str, "default", "level of the graph rewrite", one_of(*LEVELS)),
     Key("autocast.allow", str, "", "primitives always computed in half, with commas: dot_general,tanh"),
     Key("autocast.infer", str, "", "primitives in half between allowed primitives"),
     Key("autocast.deny", str, "", "primitives in float32, like the operations after them"),
