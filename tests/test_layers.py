@@ -55,7 +55,7 @@ LINES = {
     "models": 1771,
     "numerics": 4124,
     "precision": 1093,
-    "predict": 597,
+    "predict": 590,
     "train": 3652,
     "": 672,
     "export": 616,

@@ -72,10 +72,7 @@ def read_classifier(options: argparse.Namespace) -> Classifier:
     Raises ConfigError as for `open_classifier`, if the file of --labels cannot be read, and if no image file can become
     an input of the network.
     """
-    try:
-        names = _class_names(options.labels) if options.labels else None
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    names = _class_names(options.labels) if options.labels else None
     with config_errors("--from"):
         classifier = open_classifier(
             command_line.path(options.source),
@@ -114,16 +111,12 @@ def open_classifier(
             only = "for weights that do not tell 1 from 1.5"
             raise ConfigError(f"version {version!r} is {only}; leave it out for {path}")
         file = dataclasses.replace(file, version=version)
-    variables = file.variables()
-    try:
-        chosen = _precision(file, preset)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    epsilon = 1e-5 if file.epsilon is None else file.epsilon
-    model = file.create_network(epsilon=epsilon, **chosen.network_options)
-    name = file.name
+    variables, name = file.variables(), file.name
     assert name is not None  # without a name, there would be no variables
     try:
+        chosen = _precision(file, preset)
+        epsilon = 1e-5 if file.epsilon is None else file.epsilon
+        model = file.create_network(epsilon=epsilon, **chosen.network_options)
         spec, notes = _spec(file, name, file.input_shape()[2], image_size, preprocessing)
     except ValueError as error:
         raise ConfigError(str(error)) from None
@@ -185,7 +178,7 @@ def _class_names(file: str) -> tuple[str, ...]:
                 raise ValueError("it must be a JSON list of texts")
             return tuple(names)
     except OSError as error:
-        raise ValueError(f"--labels={file} cannot be read ({error.strerror})") from None
+        raise ConfigError(f"--labels={file} cannot be read ({error.strerror})") from None
     except ValueError as error:
-        raise ValueError(f"--labels={file}: {error}") from None
+        raise ConfigError(f"--labels={file}: {error}") from None
     return tuple(line.strip() for line in text.splitlines() if line.strip())
