@@ -113,17 +113,16 @@ class Opened(contextlib.AbstractContextManager["Opened"]):
     def __init__(self, path: pathlib.Path, most: int) -> None:
         """Opens the folder `path`, whose arrays have at most `most` bytes."""
         self._item = path / _ORBAX if (path / _ORBAX).is_dir() else None
-        self._files = contextlib.ExitStack()
-        self._sizes = _sizes(self._item or path)
+        self._folder = self._item or path
+        self._sizes = _sizes(self._folder)
         # Orbax compresses arrays, and has a few files beside them.
         if sum(self._sizes.values()) > most + 3 * LARGEST_JSON:
             raise OSError(f"its files have {sum(self._sizes.values()):,} bytes, more than its network")
         if self._item is None and self._sizes.keys() != {STATE, RECORD, CHECKSUMS}:
             raise OSError(f"it holds {', '.join(sorted(self._sizes))}")
         with contextlib.ExitStack() as stack:
-            self._folder = self._item or path
-            opened = {name: stack.enter_context(open_regular(self._folder / name)) for name in self._sizes}
-            self._opened, self._files = opened, stack.pop_all()
+            self._opened = {name: stack.enter_context(open_regular(self._folder / name)) for name in self._sizes}
+            self._files = stack.pop_all()
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -21,7 +21,6 @@ from mixedres._internal.errors import (
 )
 from mixedres._internal.jax_compat import global_state
 from mixedres._internal.processes import SingleProcess
-from mixedres._internal.types import Json
 from mixedres.hosts import coordination
 from mixedres.hosts.coordination import RESTART
 from mixedres.hosts.liveness import FOREVER_MS, STATUS_LOST, LivenessMonitor
@@ -47,13 +46,7 @@ class ProcessGroup(SingleProcess):
         for thread in self._threads:
             thread.start()
 
-    def gather(self, name: str, value: Json) -> list[Json]:
-        """Waits for all processes, and returns the `value` of each; process 0 prints for whom it waits."""
-        return coordination.gather(name, value)
-
-    def broadcast(self, name: str, value: Json) -> Json:
-        """Returns the `value` of process 0 in all processes."""
-        return coordination.broadcast(name, value)
+    gather, broadcast = staticmethod(coordination.gather), staticmethod(coordination.broadcast)
 
     def stop_agreed(self, asked: bool, step: int) -> bool:
         """Returns whether `step` is the last one, and waits only between a request and the agreement."""

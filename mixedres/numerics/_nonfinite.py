@@ -174,13 +174,14 @@ class _Search:
         while not tensor.primitive and where in reached_by and not reached_by[where][0].primitive:
             where = reached_by[where]
         is_mapped = any(frame.kind == "devices" for frame in where[0].frame.chain())
+        alike = [other for other in tensors if tensor.source and other.operation == tensor.operation]
         return Origin(
             array=self._row(tensor, self._statistics.at(first)),
             inputs=tuple(self._row(t, self._statistics.at((t, i))) for t, i in dict.fromkeys(tensor.links(index))),
             devices=tuple(np.flatnonzero(self._statistics.at(where)[:, 0] != _FINITE).tolist()) if is_mapped else (),
             iterations=where[1],
             position=tensors.index(tensor) if tensor in tensors else 0,
-            repeat=_repeat(tensor, tensors),
+            repeat=(alike.index(tensor) + 1, len(alike)) if tensor in alike else (1, 1),
             caller=next(iter(tensor.callers), ""),
         )
 
@@ -201,12 +202,6 @@ class _Search:
             finite=bool((numbers[:, 0] == _FINITE).all()),
             largest=float(numbers[:, 1].max()),
         )
-
-
-def _repeat(tensor: Tensor, tensors: list[Tensor]) -> tuple[int, int]:
-    """Returns the number of a tensor among those of equal operations of its line, from 1, and their count."""
-    alike = [other for other in tensors if tensor.source and other.operation == tensor.operation]
-    return (alike.index(tensor) + 1, len(alike)) if tensor in alike else (1, 1)
 
 
 @jax.jit
