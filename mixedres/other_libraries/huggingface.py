@@ -71,12 +71,6 @@ def _refuse_others(config: Record, table: Mapping[str, tuple[Json, ...]], path: 
             raise ValueError(f"{path}: {key} is {value!r}, and mixedres computes {' or '.join(map(repr, allowed))}")
 
 
-def facts_of_timm(file: pathlib.Path) -> Record:
-    """Returns the facts in the config.json of timm beside a file of weights; {} without one."""
-    config = file.with_name(CONFIG)
-    return read_timm_config(config) if config.is_file() else {}
-
-
 def facts_of_transformers(file: pathlib.Path) -> Record:
     """Returns the facts in the JSON files of transformers beside a file of weights."""
     config, processor, known = file.with_name(CONFIG), file.with_name(PROCESSOR), Record()
@@ -132,14 +126,15 @@ def read_network_config(path: pathlib.Path) -> tuple[str | None, tuple[str, ...]
     return None if first is None else "1" if first else "1.5", names
 
 
-def read_timm_config(path: pathlib.Path) -> Record:
-    """Returns what a config.json of timm's hub says: 'class_names', 'input', 'version' and a 'note', as far as it does.
+def facts_of_timm(file: pathlib.Path) -> Record:
+    """Returns the facts in the config.json of timm's hub beside a file of weights: 'class_names', 'input' and others.
 
-    For another program's file, the result is {}.
+    Without this file, and for another program's file, the result is {}.
 
     Raises ValueError if the file names an architecture that mixedres does not compute.
     """
-    config = _read_object(path)
+    path = file.with_name(CONFIG)
+    config = _read_object(path) if path.is_file() else {}
     if "architecture" not in config:
         return {}
     name, found = str(config["architecture"]), config.get("pretrained_cfg") or {}

@@ -55,7 +55,6 @@ def copy_folder(arguments: Sequence[str]) -> None:
     write_json(target / _OPTIONS, stamped(chosen))
     pairs = [(path, str(target / os.path.relpath(path, source))) for path in paths]
     missing = [pair for pair in pairs if not _is_copied(*pair)]
-    tasks = [missing[start : start + _TASK] for start in range(0, len(missing), _TASK)]
     signals.raise_interrupts()
     spawning, count, left_out = multiprocessing.get_context("spawn"), available_cpus(), 0
     with (
@@ -64,11 +63,11 @@ def copy_folder(arguments: Sequence[str]) -> None:
     ):
         try:
             with worker_processes.signals_blocked():
-                found = pool.map(functools.partial(copy_images, **chosen), tasks)
-            for task, problems in zip(tasks, found, strict=True):
-                progress.add(len(task))
-                left_out += len(problems)
-                for problem in problems:
+                problems = pool.map(functools.partial(copy_image, **chosen), missing, chunksize=_TASK)
+            for problem in problems:
+                progress.add()
+                if problem:
+                    left_out += 1
                     console.complain(f"mixedres: left out {problem}")
         finally:
             pool.shutdown(cancel_futures=True)
@@ -80,22 +79,19 @@ def copy_folder(arguments: Sequence[str]) -> None:
         raise DataError(f"{left_out:,} of the {len(pairs):,} images could not be read; repair or remove them")
 
 
-def copy_images(pairs: Sequence[tuple[str, str]], *, short_side: int, quality: int) -> list[str]:
-    """Writes the `shortened` copies of (image, copy) pairs, each whole or not at all; returns {unreadable: reason}."""
+def copy_image(paths: tuple[str, str], *, short_side: int, quality: int) -> str:
+    """Writes the `shortened` copy of an image, whole or not at all; returns why an unreadable image has none, or ''."""
     from mixedres.data import MAX_BYTES
 
-    problems = []
-    for image, copy in pairs:
-        try:
-            data = shortened(read_regular(image, MAX_BYTES), short_side=short_side, quality=quality)
-        except (OSError, ValueError) as error:
-            problems.append(f"{image}: {reason(error)}")
-            continue
-        path = pathlib.Path(copy)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with write_whole(path) as partial:
-            partial.write_bytes(data)
-    return problems
+    image, copy = paths[0], pathlib.Path(paths[1])
+    try:
+        data = shortened(read_regular(image, MAX_BYTES), short_side=short_side, quality=quality)
+    except (OSError, ValueError) as error:
+        return f"{image}: {reason(error)}"
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    with write_whole(copy) as partial:
+        partial.write_bytes(data)
+    return ""
 
 
 def shortened(data: bytes, *, short_side: int, quality: int) -> bytes:

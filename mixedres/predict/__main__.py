@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
-import pathlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mixedres._internal import registry
 from mixedres._internal.cli import command_line, console, process
@@ -16,9 +16,8 @@ from mixedres._internal.errors import ConfigError, DataError, reason
 from mixedres.predict.arguments import add_arguments, find_images
 
 if TYPE_CHECKING:
-    from mixedres.predict.inference import Output, Prediction
+    from mixedres.predict.inference import Prediction
 
-_T = TypeVar("_T")
 DESCRIPTION = """\
 Classifies images with the network of a run or with weights of other libraries.
 
@@ -48,6 +47,7 @@ def predict_images(arguments: Sequence[str]) -> None:
 
 
 def _classify(options: argparse.Namespace, paths: Sequence[str]) -> None:
+    from mixedres._internal.cli.progress import ImageProgress
     from mixedres.predict.classifier import read_classifier
     from mixedres.predict.inference import predictions, prepare
 
@@ -60,33 +60,30 @@ def _classify(options: argparse.Namespace, paths: Sequence[str]) -> None:
     # The loss of an image may need the probability of any class.
     top = options.topk if output is None else len(classifier.class_names)
     found = predictions(prepare(classifier, len(paths), options.batch_size), paths, top)
-    for prediction, square in found if show else _counted(found, len(paths)):
-        if prediction.error and len(paths) == 1 and not options.json:
-            raise ConfigError(f"{prediction.image}: {prediction.error}")
-        if show:
-            _show(prediction, options.topk, as_json=options.json)
-        if prediction.error:
-            unreadable[prediction.image] = prediction.error
-        if output is not None:
-            output.add(prediction, square)
+    with contextlib.nullcontext() if show else ImageProgress("classifying", len(paths)) as progress:
+        for prediction, square in found:
+            if progress is not None:
+                progress.add()
+            if prediction.error and len(paths) == 1 and not options.json:
+                raise ConfigError(f"{prediction.image}: {prediction.error}")
+            if show:
+                _show(prediction, options.topk, as_json=options.json)
+            if prediction.error:
+                unreadable[prediction.image] = prediction.error
+            if output is not None:
+                output.add(prediction, square)
     for path, error in () if show else unreadable.items():
         console.complain(f"{_readable(path)}: {error}")
     if len(unreadable) == len(paths):
         raise ConfigError(f"none of the {len(paths)} files could be classified")
     if output is not None:
-        _save(options.out, output)
+        try:
+            line = output.write()
+        except OSError as error:
+            raise DataError(f"--out={options.out} could not be written ({reason(error)})") from None
+        console.complain(f"{line}: {options.out}")
     if unreadable:
         raise DataError(f"{len(unreadable)} of the {len(paths)} files could not be classified")
-
-
-def _counted(found: Iterator[_T], total: int) -> Iterator[_T]:
-    """Yields predictions, and shows their number on the screen."""
-    from mixedres._internal.cli.progress import ImageProgress
-
-    with ImageProgress("classifying", total) as progress:
-        for item in found:
-            progress.add()
-            yield item
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -129,14 +126,6 @@ def _show(prediction: Prediction, topk: int, *, as_json: bool) -> None:
 
 def _readable(path: str) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")  # not every path is UTF-8
-
-
-def _save(path: pathlib.Path, output: Output) -> None:
-    try:
-        line = output.write()
-    except OSError as error:
-        raise DataError(f"--out={path} could not be written ({reason(error)})") from None
-    console.complain(f"{line}: {path}")
 
 
 def main(argv: Sequence[str]) -> int:
