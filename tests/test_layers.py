@@ -56,7 +56,7 @@ LINES = {
     "numerics": 4119,
     "precision": 1093,
     "predict": 579,
-    "train": 3652,
+    "train": 3649,
     "": 672,
     "export": 616,
     "hosts": 463,

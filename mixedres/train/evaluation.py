@@ -1,7 +1,7 @@
 """Evaluation: a loop over the test images, for one network or for the same weights in several precisions."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -48,8 +48,8 @@ def evaluate(plan: Plan, *, group: SingleProcess = SINGLE, on_results: OnResults
     step = compile_step(experiment, state)
     environment.check_memory(step, experiment.devices, "a smaller config.batch_size or config.data.image_size")
     collector = data.ResultCollector() if on_results is not None and group.count == 1 else None
-    with group.loop(), _progress(experiment, group) as count:
-        sums = sum_over_images(experiment, {"": step}, state, count=count, group=group, collector=collector)[""]
+    with group.loop(), _progress(experiment, group) as progress:
+        sums = sum_over_images(experiment, {"": step}, state, progress=progress, group=group, collector=collector)[""]
     result = means(sums)
     unread = experiment.source.eval_examples - result["examples"]
     if unread:
@@ -80,8 +80,8 @@ def compare_presets(plan: Plan, presets: Sequence[str], *, group: SingleProcess 
         name: compile_step(experiment.in_precision(precision.get(name)), state, has_baseline=name != names[0])
         for name in names
     }
-    with group.loop(), _progress(experiment, group) as count:
-        sums = sum_over_images(experiment, by_name, state, count=count, group=group)
+    with group.loop(), _progress(experiment, group) as progress:
+        sums = sum_over_images(experiment, by_name, state, progress=progress, group=group)
     results = {
         name: means(counted) | {key: int(counted[key]) for key in ("changed", "nonfinite")}
         for name, counted in sums.items()
@@ -104,7 +104,7 @@ def sum_over_images(
     state: TrainState,
     *,
     should_stop: Callable[[], bool] = lambda: False,  # called before each batch; True: the result is {}
-    count: Callable[[int], object] = lambda number: None,  # called with the images of each batch
+    progress: ImageProgress | None = None,  # counts the images of each batch
     group: SingleProcess = SINGLE,
     collector: data.ResultCollector | None = None,  # of the first step's results, in one process
 ) -> dict[str, Metrics]:
@@ -142,7 +142,8 @@ def sum_over_images(
                 sums[name], results = step(state.eval_variables, batch, baseline, sums[name])
                 first = results if first is None else first
             in_flight.push(index, sums, {})
-            count(min(experiment.batch_size, stated - index * experiment.batch_size))
+            if progress is not None:
+                progress.add(min(experiment.batch_size, stated - index * experiment.batch_size))
             if collector is not None:
                 _collect(collector, waiting)
                 waiting = [(index * experiment.batch_size, batch, first)]
@@ -173,14 +174,10 @@ def _miscounted(experiment: Experiment, what: str) -> DataError:
     return DataError(f"data set {name}: {what}; correct eval_examples, eval_batches or its mask")
 
 
-@contextlib.contextmanager
-def _progress(experiment: Experiment, group: SingleProcess) -> Iterator[Callable[[int], object]]:
-    """Yields a function that counts images, and shows their number in the first process."""
-    if not group.is_primary:
-        yield lambda number: None
-        return
-    with ImageProgress("evaluating", experiment.source.eval_examples) as progress:
-        yield progress.add
+def _progress(experiment: Experiment, group: SingleProcess) -> contextlib.AbstractContextManager[ImageProgress | None]:
+    """Returns the number of images on the screen, which the first process shows."""
+    total = experiment.source.eval_examples
+    return ImageProgress("evaluating", total) if group.is_primary else contextlib.nullcontext()
 
 
 def _collect(collector: data.ResultCollector, waiting: Sequence[tuple[int, Batch, Metrics | None]]) -> None:
