@@ -40,7 +40,9 @@ def write_errors(path: pathlib.Path, results: ImageResults, source: Source, titl
         f"{answers:,} of {total:,} are predicted as {names[answer]}, the most frequent prediction",
         _described(wrong, len(results.images)),
     ]
-    counts, scores = count_confusions(results), class_scores(results)
+    # {(class, predicted class): number of images}
+    counts = collections.Counter(zip(results.label.tolist(), results.predicted.tolist(), strict=True))
+    scores = class_scores(results)
     lines[0] += f", macro F1 {macro_f1(scores):.2%}"
     shown = matrix if len(names) <= MOST_IN_MATRIX else pairs
     before = f"{shown(counts, names)}{class_table(counts, scores, names)}<h2>Worst errors</h2>"
@@ -70,11 +72,6 @@ def _described(wrong: int, shown: int) -> str:
     if wrong == 1:
         return "The page shows the only error."
     return f"The page shows all {wrong:,} errors, the largest loss first."
-
-
-def count_confusions(results: ImageResults) -> dict[tuple[int, int], int]:
-    """Returns {(class, predicted class): number of images} of the pairs that occur."""
-    return collections.Counter(zip(results.label.tolist(), results.predicted.tolist(), strict=True))
 
 
 def matrix(counts: dict[tuple[int, int], int], names: Sequence[str]) -> str:
