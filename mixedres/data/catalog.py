@@ -43,29 +43,6 @@ def load(name: str, **options: Any) -> Source:
         raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
-def _directory(options: Options, what: str) -> str:
-    """Returns the directory of the data; raises ValueError, which asks for `what`, if it is not set."""
-    if options.dir is None:
-        raise ValueError(f"data.dir is not set; name {what} with --config.data.dir=DIR")
-    return options.dir
-
-
-def _cifar10(options: Options) -> Source:
-    from mixedres.data.datasets.cifar10 import load_cifar10
-
-    def prepared() -> Dataset:
-        found: Dataset = SOURCES["tfds:"](dataclasses.replace(options, train_split=None, eval_split=None), "cifar10")
-        return found
-
-    return load_cifar10(options, prepared if "tfds:" in SOURCES else None)
-
-
-def _idx(options: Options) -> Source:
-    from mixedres.data.datasets.idx import load_idx
-
-    return load_idx(_directory(options, "the directory of the files"), options)
-
-
 def _synthetic(options: Options) -> Source:
     if options.augmentation is not None:
         raise ValueError("augment and erasing are for images; set data.augment=none and data.erasing=0")
@@ -100,7 +77,7 @@ def _synthetic_normalization(options: Options) -> tuple[tuple[float, ...] | None
 def _folder(options: Options) -> Dataset:
     from mixedres.data.datasets import folder
 
-    root, splits = _directory(options, "the folder of images"), (options.train_split, options.eval_split)
+    root, splits = options.directory("the folder of images"), (options.train_split, options.eval_split)
     data_set = folder.scan(root, *splits, options.eval_fraction, options.split_seed)
     notes = (look(data_set, options) for look in LOOKS.values())
     return dataclasses.replace(data_set, note="; ".join(filter(None, (data_set.note, *notes))))
@@ -140,5 +117,12 @@ def _notes(data_set: Dataset, options: Options) -> Iterator[str]:
         yield "the test examples are the training examples"
 
 
-_digits = function_at("mixedres.data.datasets.digits:load_digits")
-SOURCES.add_built_in({"digits": _digits, "synthetic": _synthetic, "cifar10": _cifar10, "idx": _idx, "folder": _folder})
+SOURCES.add_built_in(
+    {
+        "digits": function_at("mixedres.data.datasets.digits:load_digits"),
+        "synthetic": _synthetic,
+        "cifar10": function_at("mixedres.data.datasets.cifar10:load_cifar10"),
+        "idx": function_at("mixedres.data.datasets.idx:load_idx"),
+        "folder": _folder,
+    }
+)

@@ -102,6 +102,12 @@ class Options:
             if value is not None and not allowed.allows(value):
                 raise ValueError(f"{field.name} is {value!r}; it must be {allowed.description}")
 
+    def directory(self, what: str) -> str:
+        """Returns `dir`; raises ValueError, which asks for `what`, if it is not set."""
+        if self.dir is None:
+            raise ValueError(f"data.dir is not set; name {what} with --config.data.dir=DIR")
+        return self.dir
+
     @property
     def usual_directory(self) -> pathlib.Path:
         """Returns `dir`, or the directory of prepared data sets, by the rules of TensorFlow Datasets."""

@@ -1,5 +1,6 @@
 """CIFAR-10 in memory: from the official archives, packed or unpacked, or from a prepared copy."""
 
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -7,13 +8,13 @@ import pathlib
 import pickle
 import tarfile
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 
 from mixedres._internal.errors import one_line
 from mixedres._internal.files import open_regular, read_regular
-from mixedres.data.examples import Dataset, Examples
+from mixedres._internal.registry import SOURCES
+from mixedres.data.examples import Examples
 from mixedres.data.images import decoding
 from mixedres.data.options import Options
 from mixedres.data.sources import InMemory
@@ -38,7 +39,7 @@ MD5 = {
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
-def load_cifar10(options: Options, prepared: Callable[[], Dataset] | None) -> InMemory:
+def load_cifar10(options: Options) -> InMemory:
     """Returns CIFAR-10 in memory, with uint8 images that the network's input function standardizes one by one.
 
     Reads the binary or Python version, as a folder or .tar.gz, or cifar10 as TensorFlow Datasets prepares it.
@@ -47,12 +48,13 @@ def load_cifar10(options: Options, prepared: Callable[[], Dataset] | None) -> In
         raise ValueError(
             f"the images of cifar10 have {SIDE} pixels a side; image_size must be {SIDE}, got {options.image_size}"
         )
-    train, test = _arrays(options.usual_directory, prepared)
+    train, test = _arrays(options)
     return InMemory(*train, *test, num_classes=len(CLASSES), class_names=CLASSES, **options.in_memory)
 
 
-def _arrays(root: pathlib.Path, prepared: Callable[[], Dataset] | None) -> tuple[Arrays, Arrays]:
-    """Returns the training and the test images of the first form that `root` holds."""
+def _arrays(options: Options) -> tuple[Arrays, Arrays]:
+    """Returns the training and the test images of the first form that the directory holds."""
+    root = options.usual_directory
     for folder, archive, suffix, parse in _ARCHIVES:
         names = [f"{name}{suffix}" for name in (*_TRAIN_FILES, "test_batch")]
         if (root / folder).is_dir():
@@ -66,8 +68,8 @@ def _arrays(root: pathlib.Path, prepared: Callable[[], Dataset] | None) -> tuple
         *train, test = [parse(held[name], name) for name in names]
         images, labels = zip(*train, strict=True)
         return (np.concatenate(images), np.concatenate(labels)), test
-    if prepared is not None and any((root / "cifar10").glob("*/dataset_info.json")):
-        data_set = prepared()
+    if "tfds:" in SOURCES and any((root / "cifar10").glob("*/dataset_info.json")):
+        data_set = SOURCES["tfds:"](dataclasses.replace(options, train_split=None, eval_split=None), "cifar10")
         return _decode_all(data_set.train), _decode_all(data_set.eval)
     raise ValueError(
         f"data set 'cifar10' is not in {root}: no cifar-10-binary.tar.gz, no cifar-10-python.tar.gz, no folder out of "

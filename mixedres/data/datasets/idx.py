@@ -31,13 +31,13 @@ _MOST_PACKED = 1032
 _TRANSPOSED = "emnist"
 
 
-def load_idx(directory: str, options: Options) -> InMemory:
+def load_idx(options: Options) -> InMemory:
     """Returns a data set in memory, normalized by the mean and the standard deviation of its training images.
 
     Reads NAME-images-idx3-ubyte and NAME-labels-idx1-ubyte, with .gz or without, for NAMEs `train_split` (train) and
     `eval_split` (t10k); transposes images of a NAME that begins with emnist.
     """
-    root, size = expanded(directory), options.image_size
+    root, size = expanded(options.directory("the directory of the files")), options.image_size
     names = (options.train_split or "train", options.eval_split or "t10k")
     (images, labels), test = (_part(root, name) for name in names)
     if images.shape[1:] != test[0].shape[1:]:
