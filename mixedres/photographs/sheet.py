@@ -34,7 +34,8 @@ class Sheet:
         if square is None:
             self._gallery.unreadable[prediction.image] = prediction.error
             return
-        path, place = os.path.abspath(prediction.image), self._truth.place(prediction)
+        path, label = os.path.abspath(prediction.image), self._truth.label(prediction.image)
+        place = None if label is None else prediction.labels.index(label)
         # The smallest float32: the loss of a probability that is rounded to 0 is 87.
         loss = None if place is None else -math.log(max(prediction.top[place][1], 2.0**-126))
         name, part = short_name(path), self._truth.part(path)

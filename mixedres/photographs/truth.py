@@ -9,16 +9,12 @@ import pathlib
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from mixedres._internal.cli import command_line
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import expanded, split_checkpoint
 from mixedres.checkpoints import RecordedRun
 from mixedres.data import scan
-
-if TYPE_CHECKING:
-    from mixedres.predict import Prediction
 
 # Number of images by part ('training', 'test' or '') and verdict ('right', 'wrong').
 Verdicts = Mapping[tuple[str, str], int]
@@ -42,11 +38,6 @@ class Truth:
         """Returns the class whose name the nearest folder above a file has; None if two classes or none have it."""
         folders = map(_normal, reversed(os.path.dirname(os.path.abspath(path)).split(os.sep)))
         return next((self._labels[name] for name in folders if name in self._labels), None)
-
-    def place(self, prediction: Prediction) -> int | None:
-        """Returns the place of an image's true class in its prediction, 0 if it is right; None if it is not known."""
-        label = self.label(prediction.image)
-        return None if label is None else prediction.labels.index(label)
 
     def part(self, path: str) -> str:
         """Returns 'training' or 'test' for an image of the folder that the run was trained on, else ''."""
