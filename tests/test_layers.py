@@ -56,7 +56,7 @@ LINES = {
     "numerics": 4119,
     "precision": 1093,
     "predict": 579,
-    "train": 3649,
+    "train": 3645,
     "": 672,
     "export": 616,
     "hosts": 463,

@@ -228,7 +228,7 @@ class RunLog:
     def numerics(self, step: int, values: Mapping[str, float | None], histograms: Mapping[str, Histogram]) -> None:
         """Logs the counts of the tensors of a finished step."""
         self._writers.write(step, "numerics", values)
-        self._writers.histograms(step, "numerics", histograms)
+        self._writers.trackers.histograms(step, "numerics", histograms)
 
     def print(self, text: str) -> None:
         """Prints a line above the progress bar."""

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping
 
 from mixedres._internal.files import Lines, open_own, open_regular, parse_json, without_nan, write_whole
-from mixedres.train.metrics.trackers import Histogram, Trackers
+from mixedres.train.metrics.trackers import Trackers
 
 # Bytes that are copied at a time.
 _BLOCK = 2**20
@@ -31,18 +31,14 @@ class MetricWriter:
             last["eval"] = first_step if evaluated else first_step - 1
             _keep_lines(jsonl, last)
         self._lines = None if jsonl is None else Lines(jsonl)
-        self._trackers = trackers or Trackers()
+        self.trackers = trackers or Trackers()
 
     def write(self, step: int, kind: str, values: Mapping[str, float | None]) -> None:
         """Writes `values` of `kind` ('train', 'eval', 'resources' or 'numerics') after `step` steps."""
         plain = without_nan(dict(values))
         if self._lines is not None:
             self._lines.write(json.dumps({"step": step, "kind": kind} | plain) + "\n")
-        self._trackers.write(step, kind, plain)
-
-    def histograms(self, step: int, kind: str, found: Mapping[str, Histogram]) -> None:
-        """Writes histograms after `step` steps, to trackers alone."""
-        self._trackers.histograms(step, kind, found)
+        self.trackers.write(step, kind, plain)
 
     def problem(self) -> str | None:
         """Returns why lines wait in memory; None if no line waits."""
