@@ -50,7 +50,7 @@ LINES = {
     "amp": 3660,
     "checkpoints": 1967,
     "config": 833,
-    "data": 2993,
+    "data": 2979,
     "doctor": 352,
     "models": 1771,
     "numerics": 4119,

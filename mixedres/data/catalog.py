@@ -44,6 +44,8 @@ def load(name: str, **options: Any) -> Source:
 
 
 def _synthetic(options: Options) -> Source:
+    from mixedres.data.images.preprocessing import get_preprocessing
+
     if options.augmentation is not None:
         raise ValueError("augment and erasing are for images; set data.augment=none and data.erasing=0")
     if options.num_classes is None or options.train_examples is None:
@@ -51,7 +53,13 @@ def _synthetic(options: Options) -> Source:
             "synthetic data needs num_classes and train_examples; add --config.data.num_classes=10 and "
             "--config.data.train_examples=50000, say"
         )
-    mean, std = _synthetic_normalization(options)
+    mean: tuple[float, ...] | None = None  # of 'per_image'
+    std: tuple[float, ...] | None = None
+    name = options.synthetic_normalization or options.preprocessing
+    if name == "raw":
+        mean, std = (0.0,) * options.channels, (1.0,) * options.channels
+    elif name != "per_image":
+        mean, std = get_preprocessing(name).normalization(options.channels)
     return Synthetic(
         image_shape=(options.image_size, options.image_size, options.channels),
         num_classes=options.num_classes,
@@ -60,18 +68,6 @@ def _synthetic(options: Options) -> Source:
         mean=mean,
         std=std,
     )
-
-
-def _synthetic_normalization(options: Options) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    """Returns mean and standard deviation per channel; None for 'per_image'."""
-    from mixedres.data.images.preprocessing import get_preprocessing
-
-    name = options.synthetic_normalization or options.preprocessing
-    if name == "raw":
-        return (0.0,) * options.channels, (1.0,) * options.channels
-    if name == "per_image":
-        return None, None
-    return get_preprocessing(name).normalization(options.channels)
 
 
 def _folder(options: Options) -> Dataset:

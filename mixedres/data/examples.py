@@ -25,27 +25,21 @@ class Examples(Protocol):
     @property
     def name(self) -> str:
         """Returns data set and part, for messages."""
-        ...
 
     def __len__(self) -> int:
         """Returns the number of examples."""
-        ...
 
     def __getitem__(self, index: int) -> Example:
         """Returns example `index`, 0 <= index < len; raises ValueError or OSError if it cannot be read."""
-        ...
 
     def file_name(self, index: int) -> str:
         """Returns the name of the file that example `index` is or was, for messages; '' if it has none."""
-        ...
 
     def fingerprint(self) -> str:
         """Returns a hash that changes with the examples, their order and their labels; reads no or few images."""
-        ...
 
     def sizes(self) -> str:
         """Returns a hash of the sizes of the files that hold the examples; see `hash_of_sizes`."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -102,7 +102,6 @@ class Source(Protocol):
     @property
     def input_spec(self) -> InputSpec:
         """Returns how an image that is not in the data set becomes an input of the network."""
-        ...
 
     @property
     def fingerprint(self) -> str:
@@ -111,18 +110,15 @@ class Source(Protocol):
         The hash is compared between processes and when a run continues. A source of files may also have `sizes`, a
         hash.
         """
-        ...
 
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
         """Yields batches without end; batch k is a function of (seed, first_step + k) alone, so that runs can resume.
 
         Raises ValueError if the data set cannot fill a batch.
         """
-        ...
 
     def eval_batches(self, batch_size: int, *, shard: Shard = ALL) -> Iterator[Batch]:
         """Yields every test example once, in order; the last batch is padded and masked."""
-        ...
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
