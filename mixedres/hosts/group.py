@@ -11,14 +11,8 @@ from typing import Any
 
 import jax
 
+from mixedres._internal import errors
 from mixedres._internal.cli import console
-from mixedres._internal.errors import (
-    DifferentCopiesError,
-    DifferentProcessesError,
-    MixedresError,
-    NonFiniteError,
-    Stopped,
-)
 from mixedres._internal.jax_compat import global_state
 from mixedres._internal.processes import SingleProcess
 from mixedres.hosts import coordination
@@ -26,7 +20,7 @@ from mixedres.hosts.coordination import RESTART
 from mixedres.hosts.liveness import FOREVER_MS, STATUS_LOST, LivenessMonitor
 
 # Errors that all processes raise.
-_IN_ALL = (Stopped, NonFiniteError, DifferentCopiesError, DifferentProcessesError)
+_IN_ALL = (errors.Stopped, errors.NonFiniteError, errors.DifferentCopiesError, errors.DifferentProcessesError)
 
 
 class ProcessGroup(SingleProcess):
@@ -86,7 +80,7 @@ class ProcessGroup(SingleProcess):
             self.blame()
         self._monitor.closed.set()
         status = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "status", 1)
-        explained = isinstance(error, (MixedresError, KeyboardInterrupt))
+        explained = isinstance(error, (errors.MixedresError, KeyboardInterrupt))
         said = str(error) if explained and str(error) else f"{type(error).__name__}: {error}"
         line = " ".join(said.split())[:500]
         self._monitor.announce(f"{self._monitor.own['name']} failed, so all stop: {line}", status)
