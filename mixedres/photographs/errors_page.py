@@ -33,17 +33,16 @@ def write_errors(path: pathlib.Path, results: ImageResults, source: Source, titl
         gallery.add(_tile(results, place, image, names, source))
     wrong = int((results.predicted != results.label).sum())
     total = len(results.label)
-    loss = results.loss.mean(dtype=float)
+    loss, scores = results.loss.mean(dtype=float), class_scores(results)
     answer, answers = collections.Counter(results.predicted.tolist()).most_common(1)[0]
     lines = [
-        f"top-1 {1 - wrong / total:.2%} ({total - wrong:,} of {total:,} right), loss {loss:.4f}",
+        f"top-1 {1 - wrong / total:.2%} ({total - wrong:,} of {total:,} right), loss {loss:.4f}, "
+        f"macro F1 {macro_f1(scores):.2%}",
         f"{answers:,} of {total:,} are predicted as {names[answer]}, the most frequent prediction",
         _described(wrong, len(results.images)),
     ]
     # {(class, predicted class): number of images}
     counts = collections.Counter(zip(results.label.tolist(), results.predicted.tolist(), strict=True))
-    scores = class_scores(results)
-    lines[0] += f", macro F1 {macro_f1(scores):.2%}"
     shown = matrix if len(names) <= MOST_IN_MATRIX else pairs
     before = f"{shown(counts, names)}{class_table(counts, scores, names)}<h2>Worst errors</h2>"
     try:
