@@ -60,7 +60,7 @@ LINES = {
     "": 672,
     "export": 616,
     "hosts": 457,
-    "original": 1123,
+    "original": 1115,
     "other_libraries": 434,
     "photographs": 1211,
     "trackers": 203,

@@ -1,6 +1,7 @@
 """Records of tf.train.Example, read at random from ArrayRecord files and, without TensorFlow, from TFRecord files."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -193,13 +194,11 @@ def _spans_of_files(paths: Sequence[str]) -> list[np.ndarray]:
     digest = hashlib.sha256(repr(stamps).encode()).hexdigest()[:32]
     home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     cache = home / "mixedres" / f"tfrecord-{digest}.npz"
-    try:
+    with contextlib.suppress(Exception):  # if the cache is missing or damaged in any way, it is made again
         with np.load(io.BytesIO(read_regular(cache))) as saved:
             all_spans = np.split(saved["ranges"], np.cumsum(saved["counts"])[:-1])
         if all(_fits(spans, size) for spans, (_, size, _) in zip(all_spans, stamps, strict=True)):
             return all_spans
-    except Exception:  # if the cache is missing or damaged in any way, it is made again
-        pass
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         made = pool.map(record_spans, paths)
         text = "indexing TFRecord files, once"
@@ -218,10 +217,8 @@ def _fits(spans: np.ndarray, size: int) -> bool:
 
 def _save_index(cache: pathlib.Path, all_spans: list[np.ndarray]) -> None:
     """Saves an index atomically; does nothing if the cache cannot be written."""
-    try:
+    with contextlib.suppress(OSError):
         cache.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=cache.parent, suffix=".npz", delete=False) as file:
             np.savez(file, ranges=np.concatenate(all_spans), counts=np.array([len(spans) for spans in all_spans]))
         os.replace(file.name, cache)
-    except OSError:
-        pass

@@ -71,9 +71,8 @@ def find_data_set(name: str, root: pathlib.Path) -> pathlib.Path:
             f"{path!r} is no name of a prepared data set; write tfds:NAME, tfds:NAME/CONFIG or tfds:NAME:1.2.0"
         )
     base = root / path
-    versions = sorted(
-        (info for info in base.glob("*/dataset_info.json") if _VERSION.fullmatch(info.parent.name)), key=_version
-    )
+    found = [info for info in base.glob("*/dataset_info.json") if _VERSION.fullmatch(info.parent.name)]
+    versions = sorted(found, key=lambda info: [int(number) for number in info.parent.name.split(".")])
     matching = [info for info in versions if version in ("", info.parent.name)]
     if matching:
         return matching[-1].parent
@@ -84,10 +83,6 @@ def find_data_set(name: str, root: pathlib.Path) -> pathlib.Path:
     if configs and not version:
         raise ValueError(f"data set {path!r} in {root} has configs; choose one, as in tfds:{path}/{configs[0]}")
     raise ValueError(_missing(path, root, version))
-
-
-def _version(info: pathlib.Path) -> tuple[int, ...]:
-    return tuple(int(number) for number in info.parent.name.split("."))
 
 
 def _missing(name: str, root: pathlib.Path, version: str) -> str:
