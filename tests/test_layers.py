@@ -63,7 +63,7 @@ LINES = {
     "original": 1115,
     "other_libraries": 434,
     "photographs": 1211,
-    "trackers": 203,
+    "trackers": 199,
     "javascript": 499,
     "tests": 28754,
     "experiments": 7398,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import pathlib
@@ -87,15 +88,6 @@ class _LosableFile:
         with contextlib.suppress(OSError):
             self._file = open(path, "wb")  # noqa: SIM115
 
-    def write(self, data: bytes) -> None:
-        self._attempt("write", data)
-
-    def flush(self) -> None:
-        self._attempt("flush")
-
-    def close(self) -> None:
-        self._attempt("close")
-
     def _attempt(self, method: str, *arguments: bytes) -> None:
         file = self._file
         if file is not None:
@@ -105,6 +97,10 @@ class _LosableFile:
                 self._file = None
                 with contextlib.suppress(OSError):
                     file.close()
+
+    write = functools.partialmethod(_attempt, "write")
+    flush = functools.partialmethod(_attempt, "flush")
+    close = functools.partialmethod(_attempt, "close")
 
     @classmethod
     def open(cls, path: str) -> _LosableFile:
