@@ -55,7 +55,7 @@ LINES = {
     "models": 1771,
     "numerics": 4119,
     "precision": 1093,
-    "predict": 579,
+    "predict": 575,
     "train": 3645,
     "": 672,
     "export": 616,

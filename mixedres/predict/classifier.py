@@ -114,7 +114,9 @@ def open_classifier(
     variables, name = file.variables(), file.name
     assert name is not None  # without a name, there would be no variables
     try:
-        chosen = _precision(file, preset)
+        chosen = precision.get(preset or "fp32")
+        if preset is None and file.run is not None:
+            chosen, _ = precision_of(unflatten(file.run))
         epsilon = 1e-5 if file.epsilon is None else file.epsilon
         model = file.create_network(epsilon=epsilon, **chosen.network_options)
         spec, notes = _spec(file, name, file.input_shape()[2], image_size, preprocessing)
@@ -132,12 +134,6 @@ def open_classifier(
     names = (*names, *(str(index) for index in range(len(names), model.num_classes)))
     notes = (*notes, *file.notes(model))
     return Classifier(name, model, chosen, spec, names, variables, notes)
-
-
-def _precision(file: WeightsFile, preset: str | None) -> precision.Precision:
-    if preset is None and file.run is not None:
-        return precision_of(unflatten(file.run))[0]
-    return precision.get(preset or "fp32")
 
 
 def _spec(
