@@ -56,7 +56,7 @@ LINES = {
     "numerics": 4119,
     "precision": 1093,
     "predict": 575,
-    "train": 3645,
+    "train": 3641,
     "": 672,
     "export": 616,
     "hosts": 457,
