@@ -96,7 +96,8 @@ def finish(config: ConfigDict, preset: str, overrides: dict[str, str]) -> Config
 
 def override_all(config: ConfigDict, texts: Mapping[str, str]) -> None:
     """Sets keys to the values that texts mean, as `override`; another optimizer brings its defaults first."""
-    set_optimizer(config, texts.get("optimizer.name", config.optimizer.name))
+    if "optimizer" in config:  # a config file may return anything, which `validate` tells
+        set_optimizer(config, texts.get("optimizer.name", config.optimizer.name))
     for path, text in texts.items():
         override(config, path, text)
 
