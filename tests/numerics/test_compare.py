@@ -141,7 +141,11 @@ def test_operation_before_integers_that_choose_is_named(fn, primitive):
     assert report.advice[0].endswith("roundings change what its numbers select; compute them in float32")
 
 
-@pytest.mark.parametrize("fn", [jnp.round, jnp.floor, jnp.ceil, jnp.sign])
+def fake_quantized(x):
+    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=3)
+
+
+@pytest.mark.parametrize("fn", [jnp.round, jnp.floor, jnp.ceil, jnp.sign, fake_quantized])
 def test_rounding_to_a_grid_is_a_selection(fn):
     x = normal(0, (64, 64))
     report = compare(lambda x: fn(half(x * 50).astype(x.dtype)), x, dtype=None)

@@ -29,7 +29,7 @@ _SUMS = {"add", "sub", "add_any", "concatenate", "scan"}
 # They take other elements where rounding changes a comparison, as the derivatives of relu and of maxima do. The error
 # does not come from a rounding that could be avoided.
 CHOICES = {"select_n", "select_and_scatter_add", "gather", "scatter", "scatter-add", "sort", "dynamic_slice"}
-CHOICES |= {"dynamic_update_slice", "round", "floor", "ceil", "sign"}
+CHOICES |= {"dynamic_update_slice", "round", "floor", "ceil", "sign", "reduce_precision"}
 
 
 @dataclasses.dataclass(frozen=True)

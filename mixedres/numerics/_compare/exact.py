@@ -43,7 +43,7 @@ def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
     name, params = eqn.primitive.name, eqn.params
     if found := control_flow.bodies(eqn, platform):
         return control_flow.call(eqn, found, [in_float32(body.jaxpr, platform) for body in found], args)
-    if name == "reduce_precision":
+    if name == "reduce_precision" and not _is_coarser(eqn):
         return list(args)
     if name == "convert_element_type" and jnp.result_type(args[0]) == _wide(params["new_dtype"]):
         return list(args)
@@ -51,6 +51,12 @@ def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
     if platform != "cpu" and "precision" in params and params["precision"] in _DEFAULTS:
         changed["precision"] = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)  # the default may be TF32
     return jax_compat.bind(eqn, *args, **changed)
+
+
+def _is_coarser(eqn: Equation) -> bool:
+    """Returns whether a `reduce_precision` rounds to fewer digits than its operand has, as in a fake quantization."""
+    own = jnp.finfo(eqn.invars[0].aval.dtype)
+    return bool(eqn.params["mantissa_bits"] < own.nmant or eqn.params["exponent_bits"] < own.nexp)
 
 
 def kind(eqn: Equation, platform: str) -> Kind | None:
