@@ -55,7 +55,7 @@ def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
 
 def _is_coarser(eqn: Equation) -> bool:
     """Returns whether a `reduce_precision` rounds to fewer digits than its operand has, as in a fake quantization."""
-    own = jnp.finfo(eqn.invars[0].aval.dtype)
+    own = jnp.finfo(eqn.invars[0].aval.dtype)  # type: ignore[no-untyped-call]
     return bool(eqn.params["mantissa_bits"] < own.nmant or eqn.params["exponent_bits"] < own.nexp)
 
 
