@@ -67,11 +67,16 @@ def test_run_of_own_data_has_weights_metrics_and_predictions(stripes):
     np.testing.assert_allclose([one.probability for one in found], expected, rtol=1e-3)
 
 
-def test_checkpoints_have_names(stripes):
+def test_checkpoints_have_names(stripes, monkeypatch):
     _, directory = stripes
     best = checkpoints.RecordedRun(directory).summary()["best"]["step"]
     kept = checkpoints.RecordedRun(directory).steps()
     assert {best, 12} <= set(kept)
+    newest = checkpoints.RecordedRun(directory)._record()
+    for top1, step in ((newest["best"]["top1"], 12), (0.0, best)):  # of equals the newest
+        record = newest | {"evaluated": {"step": 12, "top1": top1}}
+        monkeypatch.setattr(checkpoints.RecordedRun, "_record", lambda self, record=record: record)
+        assert checkpoints.RecordedRun(directory).step_named("best") == step
     by_name = {name: mixedres.load(f"{directory}{name}").variables for name in ("", "@12", "@best", f"@{best}")}
     weights = {name: np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)]) for name, tree in by_name.items()}
     np.testing.assert_array_equal(weights[""], weights["@12"])

@@ -152,6 +152,11 @@ def check_size(needed: int, devices: Sequence[Any], problem: str) -> None:
         raise MemoryShortage(problem.format(gigabytes(needed), gigabytes(there)))
 
 
+def has_accelerator() -> bool:
+    """Returns whether Linux shows a device file of a GPU of NVIDIA or AMD, or of a TPU; asks without JAX."""
+    return any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/accel0", "/dev/vfio/0")))
+
+
 def device_memory(device: Any) -> int:
     """Returns the bytes that JAX may use on a `jax.Device`; 0 if the device uses the memory of the host."""
     return int((device.memory_stats() or {}).get("bytes_limit", 0))

@@ -76,9 +76,14 @@ class RecordedRun:
         return folder.steps_in(self.path / CHECKPOINTS)
 
     def step_named(self, name: str) -> int:
-        """Returns the step of the checkpoint 'best' or of a number; raises ConfigError if there is none."""
-        steps = self.steps()
-        step = int(name) if name != "best" else (self._record().get("best") or {}).get("step")
+        """Returns the step of the checkpoint 'best' or of a number; raises ConfigError if there is none.
+
+        If the newest evaluation is as good as the best, 'best' is the newest, which has trained longer.
+        """
+        steps, record = self.steps(), self._record()
+        best, newest = (record.get(key) or {"step": None, "top1": 0.0} for key in ("best", "evaluated"))
+        chosen = newest if newest["step"] in steps and newest["top1"] >= best["top1"] else best
+        step = int(name) if name != "best" else chosen["step"]
         if step in steps:
             return int(step)
         there = f"it has {', '.join(map(str, steps))}" if steps else "it has none"

@@ -16,7 +16,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import split_checkpoint
 from mixedres._internal.names import PROCESS_FLAGS
 from mixedres.config.keys import KEYS, optimizer_defaults
-from mixedres.config.values import BOOLEANS, check_key, is_switch, override, override_all, validate
+from mixedres.config.values import BOOLEANS, check_key, is_switch, key_path, override, override_all, validate
 
 # Function from a workdir to the config that the run in it recorded; the package of checkpoints lies above this one.
 ReadRun: TypeAlias = Callable[[pathlib.Path], ConfigDict]
@@ -138,7 +138,9 @@ def _key_and_text(argument: str) -> tuple[str, str]:
     if not flag.startswith("--"):
         raise ConfigError(f"{argument!r} is not a flag; flags begin with --, and --help=all lists them")
     if not flag.startswith("--config."):
-        raise ConfigError(f"flag {flag} is unknown; --help and --help=all list them")
+        key = key_path(flag.removeprefix("--"))
+        meant = f"did you mean --config.{key}? " if key in {key.path for key in KEYS} else ""
+        raise ConfigError(f"flag {flag} is unknown; {meant}--help and --help=all list them")
     path = flag.removeprefix("--config.")
     if not equals and not is_switch(path):
         raise ConfigError(f"flag {flag} has no value; write {flag}=VALUE")

@@ -73,7 +73,7 @@ def export_network(arguments: Sequence[str]) -> None:
     size = (options.to / MODEL).stat().st_size / 1e6
     classes = len(classifier.class_names)
     console.show(f"{classifier.name}, {classifier.precision.name}, {classes} classes, {size:.1f} MB: {options.to}")
-    console.show(f"try it: python {options.to}/load.py")
+    console.show(f"try it: python {options.to}/load.py IMAGE")
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -59,7 +59,8 @@ try:
 except Exception as error:
     if jax.__version_info__ >= {needs}: raise
     print(f"{model} needs jax {minor}, this is {{jax.__version__}} ({{type(error).__name__}})", file=sys.stderr)
-    sys.exit("type: pip install -U jax; from 0.11 on JAX needs Python 3.12")
+    if sys.version_info < (3, 12): sys.exit("install Python 3.12, which newer JAX needs, and type: pip install -U jax")
+    sys.exit("type: pip install -U jax")
 for name, row in zip(names, found["probabilities"]):
     print(printable(name))
     for index in np.argsort(-row, kind="stable")[:5]: print(f"  {{row[index]:7.2%}}  {{printable(labels[index])}}")
@@ -154,9 +155,9 @@ inside `{model}`.
 
 {square}
 The file is StableHLO of `jax.export`, for {platforms}. JAX promises that newer versions read it for at least six
-months; write it again with a newer mixedres after that. A jax older than {minor} may not read it. `{reader}.zip` is the
-Python package of that name (Apache License 2.0), with which jax reads the file, and which an installation of jax alone
-does not bring.
+months; write it again with a newer mixedres after that. A jax older than {minor} may not read it, and from 0.11 on jax
+needs Python 3.12. `{reader}.zip` is the Python package of that name (Apache License 2.0), with which jax reads the
+file, and which an installation of jax alone does not bring.
 """
 
 _INPUT = """\

@@ -36,15 +36,16 @@ def write_errors(path: pathlib.Path, results: ImageResults, source: Source, titl
     loss, scores = results.loss.mean(dtype=float), class_scores(results)
     answer, answers = collections.Counter(results.predicted.tolist()).most_common(1)[0]
     lines = [
-        f"top-1 {1 - wrong / total:.2%} ({total - wrong:,} of {total:,} right), loss {loss:.4f}, "
+        f"top-1 {1 - wrong / total:.2%} ({total - wrong:,} of {total:,} test images right), loss {loss:.4f}, "
         f"macro F1 {macro_f1(scores):.2%}",
-        f"{answers:,} of {total:,} are predicted as {names[answer]}, the most frequent prediction",
         _described(wrong, len(results.images)),
     ]
+    if answers >= 2 * int((results.label == answer).sum()):
+        lines.append(f"{answers:,} of {total:,} are predicted as {names[answer]}, at least twice as many as there are")
     # {(class, predicted class): number of images}
     counts = collections.Counter(zip(results.label.tolist(), results.predicted.tolist(), strict=True))
     shown = matrix if len(names) <= MOST_IN_MATRIX else pairs
-    before = f"{shown(counts, names)}{class_table(counts, scores, names)}<h2>Worst errors</h2>"
+    before = f"{shown(counts, names)}{class_table(counts, scores, names)}{'<h2>Worst errors</h2>' * bool(wrong)}"
     try:
         gallery.write(path, title, lines, before, of_errors=True)
     except OSError as error:
@@ -155,7 +156,7 @@ def _tile(results: ImageResults, place: int, image: np.ndarray, names: Sequence[
         labels.append(label)
         top.append((names[label], float(np.exp(-results.loss[place]))))
     return Tile(
-        name=short_name(file) or f"image {index}",
+        name=short_name(file, names[label]) if file else f"image {index}",
         square=image,
         top=top,
         truth=labels.index(label),

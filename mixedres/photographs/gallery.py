@@ -118,9 +118,11 @@ class Gallery:
             partial.write_text(page, encoding="utf-8")
 
 
-def short_name(path: str) -> str:
-    """Returns the last folder and the name of a file."""
-    return os.sep.join(path.split(os.sep)[-2:])
+def short_name(path: str, class_name: str | None = None) -> str:
+    """Returns the folder of a class, or else the last folder, and what follows in a path."""
+    *folders, file = path.split(os.sep)
+    start = len(folders) - folders[::-1].index(class_name) - 1 if class_name in folders else -1
+    return os.sep.join([*folders[start:], file])
 
 
 def _html(tile: Tile) -> str:
@@ -132,7 +134,8 @@ def _html(tile: Tile) -> str:
     verdict = ""
     if tile.truth is not None:
         loss = "" if tile.loss is None else f", loss {tile.loss:.3g}"
-        verdict = f'<p class="verdict"><b>{tile.verdict}</b>: it is {escaped(data["truth"])}{loss}</p>'
+        mistaken = f", not {escaped(predicted)}" if tile.truth else ""
+        verdict = f'<p class="verdict"><b>{tile.verdict}</b>: it is {escaped(data["truth"])}{mistaken}{loss}</p>'
     if tile.part:
         verdict += f'<p class="soft">a {tile.part} image of the run</p>'
     shown = [*tile.top[:_MOST_CLASSES]]

@@ -3,6 +3,7 @@
 import os
 import shlex
 
+from mixedres._internal.environment import has_accelerator
 from mixedres._internal.errors import listed
 from mixedres.data import Dataset, Options, decoding
 from mixedres.photographs.inspection import doubts, inspect_files
@@ -10,6 +11,8 @@ from mixedres.photographs.inspection import doubts, inspect_files
 # A look at the ends of 5,000 files takes 0.06 s of CPU time, and 0.17 s the first time; a network file system takes
 # longer. Of a larger folder the look takes some files.
 _MOST_FILES, _SOME_FILES = 5000, 64
+# Pixels of a side from which a network takes long on a CPU.
+_LARGE = 128
 # Bytes of the files that are decoded: a second of CPU time for JPEGs of 500x375 pixels, on all threads together.
 _MOST_BYTES = 2**26
 
@@ -37,6 +40,9 @@ def look(data_set: Dataset, options: Options) -> str:
             "--config.data.on_error=skip leaves such images out"
         )
     notes = [*doubts(facts)]
+    if options.image_size >= _LARGE and not has_accelerator():
+        known = f"mixedres check {shlex.quote(str(options.dir))} prints a command for CPUs"
+        notes.append(f"images of {options.image_size} pixels take long without a GPU; {known}")
     if notes and len(decoded) < len(paths):
         notes.append(f"{len(decoded):,} of the {len(paths):,} images were looked at; mixedres check looks at all")
     return "; ".join(notes)

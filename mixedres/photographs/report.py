@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from mixedres._internal.environment import has_accelerator
 from mixedres._internal.errors import listed
 from mixedres._internal.formats import stamped
 from mixedres._internal.types import Record
@@ -49,7 +50,8 @@ class FolderReport:
     @property
     def few(self) -> dict[str, int]:
         """Returns the classes with fewer than `FEW_IMAGES` training images, with their numbers."""
-        return {name: count for name, count in self.classes["train"].items() if count < FEW_IMAGES}
+        counts = self.classes["train"]
+        return {name: counts[name] for name in counts if counts[name] < FEW_IMAGES and name not in self.empty}
 
     @property
     def problems(self) -> list[str]:
@@ -91,7 +93,7 @@ class FolderReport:
             yield f"EXIF orientations: {_counts(self.orientations)}; these images are turned upright"
         if self.problems:
             flags = "".join(f" --{name}={shlex.quote(str(value))}" for name, value in division.items())
-            todo = ["fill or remove the empty class folders"] * bool(self.empty)
+            todo = ["fill the empty class folders, or move them away"] * bool(self.empty)
             todo += ["repair or remove these files"] * bool(self.damaged or self.twins_between("part"))
             yield f"next: {', '.join(todo)}, then type: mixedres check {shlex.quote(directory)}{flags}"
         else:
@@ -191,11 +193,12 @@ def _next(directory: str, division: Mapping[str, object], images: int) -> Iterat
     flags += "".join(f" --config.data.{name}={shlex.quote(str(value))}" for name, value in division.items())
     fitting = 2 ** (images.bit_length() - 1)
     size = "" if images >= _RECIPE_BATCH else f" --config.batch_size={fitting}"
-    yield f"next: mixedres train --config=folder:fp16{flags}{size}"
-    yield (
-        f"without a GPU: mixedres train --config=folder:fp32,model=cifar_resnet8{flags} --config.data.image_size=32 "
-        f"--config.batch_size={min(32, fitting)}"
-    )
+    large = f"mixedres train --config=folder:fp16{flags}{size}"
+    small = f"mixedres train --config=folder:fp32,model=cifar_resnet8{flags} --config.data.image_size=32"
+    small = f"{small} --config.batch_size={min(32, fitting)}"
+    here, there = (large, f"without a GPU: {small}") if has_accelerator() else (small, f"on a GPU: {large}")
+    yield f"next: {here}"
+    yield there
 
 
 def _counts(counts: dict[str, int]) -> str:

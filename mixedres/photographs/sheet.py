@@ -38,7 +38,8 @@ class Sheet:
         place = None if label is None else prediction.labels.index(label)
         # The smallest float32: the loss of a probability that is rounded to 0 is 87.
         loss = None if place is None else -math.log(max(prediction.top[place][1], 2.0**-126))
-        name, part = short_name(path), self._truth.part(path)
+        name = short_name(path, None if place is None else prediction.top[place][0])
+        part = self._truth.part(path)
         self._gallery.add(Tile(name, square, prediction.top, place, loss, path, prediction.image, part))
 
     def write(self) -> str:

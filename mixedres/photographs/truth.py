@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from mixedres._internal.cli import command_line
+from mixedres._internal.cli import command_line, console
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import expanded, split_checkpoint
 from mixedres.checkpoints import RecordedRun
@@ -84,6 +84,7 @@ def parts_of(source: str, paths: Sequence[str]) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     if data_set.fingerprint() != (recorded.data() or {}).get("fingerprint"):
+        console.complain(f"note: the images of {root} have changed, so training images are not counted apart")
         return {}
     parts = {"training": data_set.train, "test": data_set.eval}
     return {part.file_name(index): name for name, part in parts.items() for index in range(len(part))}

@@ -55,6 +55,7 @@ class Loop:
     _stopping: bool = False
     _told: int | None = None  # the step whose evaluation `on_evaluation` has seen
     _is_ended: bool = False  # by `on_evaluation`
+    _noted: bool = False  # that running statistics are young
 
     def run(self, batches: data.Prefetch[data.Batch, Batch]) -> Record:
         """Runs to the end, over `batches`, which begin with the next step, and returns the last evaluation.
@@ -208,11 +209,12 @@ class Loop:
         momentum, frozen = experiment.config.batch_norm.momentum, experiment.config.batch_norm.frozen
         enough = _STEPS_OF_STATISTICS / (1 - momentum)
         is_young = isinstance(experiment.model, models.ResNet) and not frozen and done < enough
-        if is_young and train_loss is not None and test_loss > _MUCH_LARGER * max(train_loss, 1.0):
+        if is_young and not self._noted and train_loss is not None and test_loss > _MUCH_LARGER * max(train_loss, 1.0):
+            self._noted = True
             self.log.print(
                 f"note: the test loss is far above the training loss; the running averages of batch norm have seen "
                 f"{done} of the {enough:,.0f} steps, 3 / (1 - momentum), that momentum {momentum:g} takes: train "
-                "longer, or lower config.batch_norm.momentum"
+                "longer, or lower --config.batch_norm.momentum"
             )
 
     def _is_out_of_patience(self, step: int) -> bool:

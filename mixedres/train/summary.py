@@ -101,7 +101,9 @@ def closing_lines(
     checkpoint = f"{place}@best (or {place}, the last step)" if has_better else place
     files = dict.fromkeys(entry.partition(":")[2] for entry in experiment.config.imports)
     imports = "".join(f" --import={shlex.quote(file)}" for file in files)
-    following = f"next: mixedres predict --from={checkpoint}{imports} IMAGES"
+    own = experiment.config.data
+    images = shlex.quote(own.dir) if own.name == "folder" and own.dir else "IMAGES"
+    following = f"next: mixedres predict --from={checkpoint}{imports} {images} --out=sheet.html"
     if jax.process_count() > 1:
         words = f"note: several processes write no page of errors; type mixedres eval --workdir={place}"
     lines += [f"{', '.join(filter(None, cost))}; {directory / workdir.SUMMARY}", words, following]

@@ -99,7 +99,7 @@ def test_empty_class_folders_are_listed_beside_other_faults(dirty, capsys):
     status, out, _ = run(capsys, dirty)
     lines = out.splitlines()
     assert status == 2 and f"4 class folders without an image: {', '.join(empty)}" in lines
-    todo = "fill or remove the empty class folders, repair or remove these files"
+    todo = "fill the empty class folders, or move them away, repair or remove these files"
     assert lines[-1] == f"next: {todo}, then type: mixedres check '{dirty}'" and "3 damaged files:" in lines
     assert made.message(data.scan, dirty).startswith(f"{dirty}/train has 2 class folders without an image")
     for name in ("train/owl", "val/owl", "val/hen/deep", "val/hen", "train/ fox"):
@@ -116,7 +116,7 @@ def test_empty_class_folder_is_the_only_fault(images, shown, tmp_path, capsys):
     lines = out.splitlines()
     assert "1 class folder without an image: b" in lines and " ".join(shown.split()) in " ".join(lines[2].split())
     assert "1 .heic is not read: convert it to .jpg" in lines[0]
-    assert lines[-1] == f"next: fill or remove the empty class folders, then type: mixedres check {tmp_path}"
+    assert lines[-1] == f"next: fill the empty class folders, or move them away, then type: mixedres check {tmp_path}"
 
 
 def test_folder_without_any_image_lists_all_classes(tmp_path, capsys):
@@ -134,16 +134,18 @@ def test_text_lists_faults_and_next_command(dirty, capsys):
     assert f"next: repair or remove these files, then type: mixedres check '{dirty}'" in lines
 
 
-def test_clean_folder_has_status_0(tmp_path, capsys):
+def test_clean_folder_has_status_0(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("mixedres.photographs.report.has_accelerator", lambda: False)
     images = {f"{name}/{n}.jpg": made.encoded(pixels((ord(name), n))) for name in "ab" for n in range(5)}
     made.write_files(tmp_path, images)
     status, out, err = run(capsys, tmp_path)
     assert (status, err) == (0, "")
-    assert out.splitlines()[-2:] == [
-        f"next: mixedres train --config=folder:fp16 --config.data.dir={tmp_path} --config.batch_size=8",
-        f"without a GPU: mixedres train --config=folder:fp32,model=cifar_resnet8 --config.data.dir={tmp_path} "
-        "--config.data.image_size=32 --config.batch_size=8",
-    ]
+    large = f"mixedres train --config=folder:fp16 --config.data.dir={tmp_path} --config.batch_size=8"
+    small = f"mixedres train --config=folder:fp32,model=cifar_resnet8 --config.data.dir={tmp_path} "
+    small += "--config.data.image_size=32 --config.batch_size=8"
+    assert out.splitlines()[-2:] == [f"next: {small}", f"on a GPU: {large}"]
+    monkeypatch.setattr("mixedres.photographs.report.has_accelerator", lambda: True)
+    assert run(capsys, tmp_path)[1].splitlines()[-2:] == [f"next: {large}", f"without a GPU: {small}"]
     _, out, _ = run(capsys, tmp_path, "--eval_fraction=0.4")
     command = f"--config=folder:fp16 --config.data.dir={tmp_path} --config.data.eval_fraction=0.4 --config.batch_size=4"
     assert out.splitlines()[-2] == f"next: mixedres train {command}"

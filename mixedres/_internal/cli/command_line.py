@@ -30,6 +30,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str, description: str | None = None, **options: Any) -> None:
         """Takes `prog` as a user types it, and a `description` that is printed unchanged."""
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        if pathlib.Path(sys.argv[0]).name == "mixedres":
+            prog = " ".join(["mixedres", *sys.argv[1:2]])
         super().__init__(prog=prog, description=description, allow_abbrev=False, **options)
         if options.get("add_help", True):  # for --help: `run` takes the flag away
             self.add_argument("--import", metavar="FILE.py|MODULE", help=IMPORT)

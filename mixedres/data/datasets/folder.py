@@ -140,10 +140,10 @@ def scan(
 
 
 def _note_of_untested(data_set: Dataset) -> str:
-    """Returns a note that names the classes without a test image."""
-    assert isinstance(data_set.eval, ImageFolder)
-    tested = set(data_set.eval.labels.tolist())
-    names = [name for label, name in enumerate(data_set.class_names) if label not in tested]
+    """Returns a note that names the classes with images of which none is a test image."""
+    assert isinstance(data_set.train, ImageFolder) and isinstance(data_set.eval, ImageFolder)
+    untested = set(data_set.train.labels.tolist()) - set(data_set.eval.labels.tolist())
+    names = [data_set.class_names[label] for label in sorted(untested)]
     if not names:
         return ""
     if len(names) == 1:
