@@ -1,8 +1,8 @@
 """The ResNet family and batch normalization in NumPy float64, written from their definitions.
 
-Shares with the code under test the names of the parameters and nothing else. Images are NHWC, convolution kernels HWIO.
-Sources: He et al., arXiv 1512.03385 (v1) and 1603.05027 (v2), with the stride of a v1.5 bottleneck on its 3x3; Ioffe
-and Szegedy, arXiv 1502.03167, algorithm 1 and the gradients below it.
+Shares with the code under test the names of parameters and options and nothing else. Images are NHWC, convolution
+kernels HWIO. Sources: He et al., arXiv 1512.03385 (v1) and 1603.05027 (v2), with the stride of a v1.5 bottleneck on its
+3x3; Ioffe and Szegedy, arXiv 1502.03167, algorithm 1.
 """
 
 import jax
@@ -52,58 +52,33 @@ def batch_norm_train(x, scale, bias, running_mean, running_var, momentum, epsilo
     return y, new_mean, momentum * running_var + (1 - momentum) * x.var(axes, ddof=int(unbiased))
 
 
-def batch_norm_grads(x, scale, y_grad, epsilon):
-    """Gradients (x, scale, bias) of sum(y * y_grad) in training mode."""
-    axes = tuple(range(x.ndim - 1))
-    mean, var = x.mean(axes), x.var(axes)
-    normalized = (x - mean) / np.sqrt(var + epsilon)
-    bias_grad = y_grad.sum(axes)
-    scale_grad = (y_grad * normalized).sum(axes)
-    count = x.size / x.shape[-1]
-    centered = y_grad - bias_grad / count - normalized * scale_grad / count
-    return scale / np.sqrt(var + epsilon) * centered, scale_grad, bias_grad
-
-
 class ResNet:
-    """One forward pass; `activations` and, in training, `batch_stats` are filled on the way."""
+    """One forward pass; `activations` and, in training, `batch_stats` are filled on the way.
 
-    def __init__(
-        self,
-        variables,
-        stages,
-        version,
-        *,
-        bottleneck=False,
-        cifar,
-        train=False,
-        momentum=0.9,
-        epsilon=1e-5,
-        padding="pytorch",
-        pool_padding="pytorch",
-    ):
+    `model` has the sizes, the version and the options alone.
+    """
+
+    def __init__(self, model, variables, train=False):
         float64 = jax.tree.map(np.float64, variables)
         self.params, self.batch_stats = float64["params"], float64["batch_stats"]
-        self.stages, self.convs_per_block = stages, 3 if bottleneck else 2
-        self.version, self.cifar, self.train = version, cifar, train
-        self.momentum, self.epsilon = momentum, epsilon
-        self.padding, self.pool_padding = padding, pool_padding
-        self.activations = {}
+        self.model, self.train, self.activations = model, train, {}
+        self.convs_per_block = 3 if "conv3" in self.params["block_layer1_1"] else 2
 
     def __call__(self, images):
         x = np.asarray(images, np.float64)
-        x = conv(x, self.params["stem_conv"]["kernel"], 1 if self.cifar else 2)
+        x = conv(x, self.params["stem_conv"]["kernel"], 1 if self.model.small_images else 2)
         self.activations["initial_conv"] = x
-        if self.version != "2":
+        if self.model.version != "2":
             x = relu(self._norm(x, "stem_norm"))
-        if not self.cifar:
-            x = self.activations["initial_max_pool"] = max_pool(x, self.pool_padding)
-        block = self._preactivated if self.version == "2" else self._postactivated
-        for stage, blocks in enumerate(self.stages, start=1):
+        if not self.model.small_images:
+            x = self.activations["initial_max_pool"] = max_pool(x, self.model.pool_padding)
+        block = self._preactivated if self.model.version == "2" else self._postactivated
+        for stage, blocks in enumerate(self.model.stage_sizes, start=1):
             for index in range(1, blocks + 1):
                 stride = 2 if stage > 1 and index == 1 else 1
                 x = block(x, f"block_layer{stage}_{index}", stride)
             self.activations[f"block_layer{stage}"] = x
-        if self.version == "2":
+        if self.model.version == "2":
             x = relu(self._norm(x, "final_norm"))
         x = self.activations["final_reduce_mean"] = x.mean((1, 2))
         head = self.params["head"]
@@ -114,13 +89,13 @@ class ResNet:
         """The stride of each convolution on the residual branch."""
         if self.convs_per_block == 2:
             return (stride, 1)
-        return (stride, 1, 1) if self.version == "1" else (1, stride, 1)
+        return (stride, 1, 1) if self.model.version == "1" else (1, stride, 1)
 
     def _postactivated(self, x, block, stride):
         y = x
         last = self.convs_per_block
         for i, conv_stride in enumerate(self._strides(stride), start=1):
-            y = conv(y, self.params[block][f"conv{i}"]["kernel"], conv_stride, self.padding)
+            y = conv(y, self.params[block][f"conv{i}"]["kernel"], conv_stride, self.model.padding)
             y = self._norm(y, block, f"norm{i}")
             y = y if i == last else relu(y)
         if "conv_proj" in self.params[block]:
@@ -134,7 +109,7 @@ class ResNet:
             activated = relu(self._norm(y, block, f"norm{i}"))
             if i == 1 and "conv_proj" in self.params[block]:
                 x = conv(activated, self.params[block]["conv_proj"]["kernel"], stride)
-            y = conv(activated, self.params[block][f"conv{i}"]["kernel"], conv_stride, self.padding)
+            y = conv(activated, self.params[block][f"conv{i}"]["kernel"], conv_stride, self.model.padding)
         return x + y
 
     def _norm(self, x, *path):
@@ -143,8 +118,8 @@ class ResNet:
             params, stats = params[name], stats[name]
         affine = params["scale"], params["bias"]
         if not self.train:
-            return batch_norm_eval(x, *affine, stats["mean"], stats["var"], self.epsilon)
+            return batch_norm_eval(x, *affine, stats["mean"], stats["var"], self.model.epsilon)
         y, stats["mean"], stats["var"] = batch_norm_train(
-            x, *affine, stats["mean"], stats["var"], self.momentum, self.epsilon
+            x, *affine, stats["mean"], stats["var"], self.model.momentum, self.model.epsilon
         )
         return y

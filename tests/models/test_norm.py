@@ -13,13 +13,14 @@ from jax.sharding import PartitionSpec
 from mixedres.models import normalization
 from mixedres.models.layers import BatchNorm
 from tests.models import reference
+from tests.models.fused.test_norms import EPSILON
+from tests.models.fused.test_norms import norm as norm_of_a_textbook
 from tests.models.networks import FULL, MESH, relative
 
 HALF = jmp.get_policy("params=float32,compute=float16,output=float16")
 # What the models use by default: float32 arithmetic on and for float16 neighbors.
 MIXED = jmp.get_policy("params=float32,compute=float32,output=float16")
 SHAPE = (8, 5, 6, 7)
-EPSILON = 1e-3  # large enough that forgetting it, or adding it elsewhere, shows
 
 
 def _variables(seed=0, features=SHAPE[-1]):
@@ -122,9 +123,9 @@ def test_gradients_follow_the_formula_over_devices():
         return (train({**variables, "params": params}, x)[0] * y_grad).sum()
 
     x_grad, params_grad = jax.jit(jax.grad(weighted_sum, argnums=(0, 1)))(x, variables["params"])
-    expected = reference.batch_norm_grads(
-        np.float64(x), np.float64(variables["params"]["scale"]), np.float64(y_grad), EPSILON
-    )
+    with jax.enable_x64(True):
+        exact = jax.tree.map(np.float64, (x, variables["params"]["scale"], variables["params"]["bias"]))
+        expected = jax.grad(lambda *args: (norm_of_a_textbook(*args)[0] * y_grad).sum(), (0, 1, 2))(*exact)
     # Sums of 240 terms that largely cancel: an order above the output's error.
     for found, wanted in zip((x_grad, params_grad["scale"], params_grad["bias"]), expected, strict=True):
         assert relative(found, wanted) < 1e-5

@@ -50,27 +50,12 @@ FORWARD = [
 ]
 
 
-def _reference(model, variables, **options):
-    return reference.ResNet(
-        variables,
-        model.stage_sizes,
-        model.version,
-        cifar=model.small_images,
-        bottleneck="conv3" in variables["params"]["block_layer1_1"],
-        epsilon=model.epsilon,
-        momentum=model.momentum,
-        padding=model.padding,
-        pool_padding=model.pool_padding,
-        **options,
-    )
-
-
 @pytest.mark.parametrize(("name", "version", "shape", "options"), FORWARD)
 def test_forward_in_eval_mode(name, version, shape, options):
     model = small(name, version, epsilon=1e-3, **options)
     variables, x = random_variables(model), images(shape)
     logits, state = jax.jit(lambda v, x: model.apply(v, x, mutable=["intermediates"]))(variables, x)
-    expected = _reference(model, variables)
+    expected = reference.ResNet(model, variables)
     # Fifty layers of float32 rounding, 1e-6 as measured; reduced-precision products would give 1e-3.
     assert relative(logits, expected(x)) < 1e-5 and set(state["intermediates"]) == set(expected.activations)
     for layer, activation in expected.activations.items():
@@ -105,7 +90,7 @@ def test_forward_in_train_mode(name, version, options, fused):
     model = small(name, version, momentum=0.7, epsilon=1e-2, fused=fused, **options)
     variables, x = random_variables(model), images((8, 32, 32, 3))
     logits, updates = jax.jit(lambda v, x: model.apply(v, x, True, mutable=["batch_stats"]))(variables, x)
-    expected = _reference(model, variables, train=True)
+    expected = reference.ResNet(model, variables, train=True)
     # Dividing by a batch's deviation amplifies rounding where it is small.
     assert relative(logits, expected(x)) < 1e-4
     assert max(jax.tree.leaves(jax.tree.map(relative, updates["batch_stats"], expected.batch_stats))) < 1e-4
