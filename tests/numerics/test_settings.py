@@ -142,3 +142,13 @@ def test_tools_take_unusual_operations(fn, differentiable):
     for name, tool in TOOLS.items():
         if differentiable or name in ("explain", "compare", "first_nonfinite", "found"):
             tool(fn)
+
+
+@pytest.mark.parametrize(("fn", "name"), [(mutable, "swap"), (pallas, "pallas_call"), (callback, "pure_callback")])
+def test_operation_that_runs_on_half_numbers_alone_is_named(fn, name):
+    report = numerics.compare(fn, PARAMS, X)
+    assert report.error < 0.01 and not report.is_fine and not report.is_off and not report.mends
+    assert {line.partition(" at ")[0] for line in report.unfollowed} == {name}
+    assert "Not followed in float32" in report.verdict
+    # Without half values before it, everything was compared.
+    assert numerics.compare(fn, PARAMS, X, dtype=None).is_fine

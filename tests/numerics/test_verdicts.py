@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import pallas as pl
 
 from mixedres import autocast
 from mixedres.amp import PrecisionWarning
@@ -64,38 +63,7 @@ def test_error_above_two_percent_is_not_fine_in_any_dtype(dtype):
     assert report.error > 0.02 and not report.is_fine and "more than 2%" in report.verdict
 
 
-def test_values_that_pass_a_mutable_array_are_named():
-    def fn(x, w):
-        total = jax.new_ref(jnp.zeros((8, 16)))
-        total[...] = jnp.tanh(x @ w)
-        return total[...] @ w
-
-    report = compare(fn, X, W)
-    assert not report.is_fine and not report.is_off and not report.mends
-    assert (
-        any(line.startswith("swap at ") for line in report.unfollowed) and "Not followed in float32" in report.verdict
-    )
-    assert compare(lambda x, w: jnp.tanh(x @ w) @ w, X, W).is_fine
-
-
-@pytest.mark.parametrize("way", ["pallas", "callback"])
-def test_kernel_and_callback_run_on_half_numbers_and_are_named(way):
-    def kernel(a, o):
-        o[...] = jnp.tanh(a[...])
-
-    def fn(x, w):
-        shape, h = jax.ShapeDtypeStruct((8, 16), jnp.float32), x @ w
-        if way == "pallas":
-            return pl.pallas_call(kernel, out_shape=shape, interpret=True)(h) @ w
-        return jax.pure_callback(np.tanh, shape, h) @ w
-
-    report = compare(fn, X, W)
-    assert report.error < 0.01 and not report.is_fine and len(report.unfollowed) == 1
-    # Without half values before it, everything was compared.
-    assert compare(lambda x, w: fn(jnp.tanh(x), w).sum(), X, W, dtype=None).is_fine
-
-
-def test_print_of_half_values_changes_no_verdict(capfd):
+def test_print_of_half_values_changes_no_verdict():
     def fn(x, w):
         h = x @ w
         jax.debug.callback(lambda h: None, h)
