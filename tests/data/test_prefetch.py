@@ -9,16 +9,10 @@ import numpy as np
 import pytest
 
 from mixedres.data import Prefetch
+from tests.interruptions.runs import wait_until
 
 # Seconds after which a thread that should have done something surely hangs.
 PATIENCE = 20
-
-
-def eventually(condition):
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.001)
 
 
 class Host:
@@ -50,10 +44,10 @@ def no_thread_is_left():
 def test_prefetch_reads_depth_batches_ahead(given, depth):
     host = Host(itertools.count())
     with Prefetch(host, host.put, *given) as batches:
-        eventually(lambda: len(host.sent) == depth + 1)
+        assert wait_until(lambda: len(host.sent) == depth + 1)
         for used in range(1, 20):
             assert next(batches) == ("on device", used - 1)
-            eventually(lambda: len(host.sent) == used + depth + 1)  # noqa: B023
+            assert wait_until(lambda: len(host.sent) == used + depth + 1)  # noqa: B023
             assert host.sent == list(range(host.read))
         time.sleep(0.05)
         assert host.read == len(host.sent) == 19 + depth + 1
@@ -67,7 +61,7 @@ def test_finite_stream_ends(length, depth):
         for _ in range(3):
             with pytest.raises(StopIteration):
                 next(batches)
-        eventually(lambda: host.closed)
+        assert wait_until(lambda: host.closed)
     with Prefetch([1, 2], host.put, depth) as batches:  # a list has no close
         assert len(list(batches)) == 2
 
@@ -112,7 +106,7 @@ def test_closing_ends_the_thread_and_the_stream(used):
     batches = Prefetch(host, host.put, 2)
     for _ in range(used):
         next(batches)
-    eventually(lambda: host.read == used + 3)  # the queue is full, and the thread waits for room
+    assert wait_until(lambda: host.read == used + 3)  # the queue is full, and the thread waits for room
     batches.close()
     assert host.closed and not batches._thread.is_alive()
     with pytest.raises(StopIteration):

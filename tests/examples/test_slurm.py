@@ -5,12 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests import ROOT
-from tests.interruptions.runs import newest_step
+from tests.interruptions.runs import newest_step, wait_until
 
 SCRIPTS = sorted((ROOT / "examples").glob("*.sh"))
 SMALL = ("--config.data.image_size=8", "--config.model.name=cifar_resnet8", "--config.num_devices=1")
@@ -50,10 +49,8 @@ def cluster(tmp_path):
 
 
 def wait_for_steps(job, workdir, steps):
-    deadline = time.monotonic() + 240
-    while newest_step(workdir) < steps:
-        assert job.poll() is None and time.monotonic() < deadline, job.communicate()
-        time.sleep(0.02)
+    assert wait_until(lambda: job.poll() is not None or newest_step(workdir) >= steps)
+    assert job.poll() is None, job.communicate()
 
 
 @pytest.mark.slow

@@ -1,10 +1,7 @@
 """Files that never end, images that take all memory, and signals at any moment."""
 
-import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -14,13 +11,11 @@ from PIL import Image
 
 from mixedres import data
 from mixedres._internal.errors import Stopped
-from mixedres.checkpoints import RecordedRun, workdir
+from mixedres.checkpoints import RecordedRun
 from mixedres.data.images import decoding
 from mixedres.data.sources import Synthetic
-from tests import ROOT
 from tests.checkpoints import saved_files
 from tests.data import made
-from tests.hostile.commands import environment
 from tests.interruptions import runs
 from tests.train import run_cases
 
@@ -91,35 +86,15 @@ def test_decoding_threads_share_one_limit_of_memory(place):
     assert all(sum(sizes) <= 100 or sizes == [1000] for sizes in most) and max(map(len, most)) > 1
 
 
-@contextlib.contextmanager
 def started(place, *options):
-    """A process that trains for long, in a group of its own, with its output in ``place/log``."""
+    """A process that trains for a minute or two."""
     made.write_noise(place / "images", 16, 16, "PNG", count=20)
-    # What started the tests may ignore SIGHUP, as nohup does, and then so would this process.
-    command = ["env", "--default-signal=HUP", sys.executable, "-m", "mixedres.main"]
-    command += ["--config=folder:fp32,model=cifar_resnet8,steps=1000000"]
-    command += [f"--config.data.dir={place}/images", "--config.data.image_size=8", "--config.batch_size=8"]
-    command += ["--config.num_devices=1", "--config.eval_every=0", f"--workdir={place}/run", *options]
-    with (place / "log").open("w") as log:
-        options = {"env": environment(), "cwd": ROOT, "stdout": log, "stderr": log, "start_new_session": True}
-        process = subprocess.Popen(command, **options)
-        try:
-            yield process
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    long = ("--config=folder:fp32,model=cifar_resnet8,steps=100000", "--config.batch_size=8", "--config.eval_every=0")
+    return runs.Run((*long, f"--config.data.dir={place}/images", *options), place / "run")
 
 
-def wait_for(place, words, process, file="log"):
-    """Waits until a file has these words, or the process has ended."""
-    there = place / file
-    runs.wait_until(lambda: process.poll() is not None or (there.exists() and words in there.read_text()))
-
-
-def assert_gone(group, place):
-    """No process of the group is left, no shared memory, and nothing half written."""
-    assert runs.processes_left(group) == []
+def assert_whole(place):
+    """Nothing is half written."""
     assert not list(place.rglob("*.part")) and not list(place.rglob(saved_files.PARTIAL[0].format("*")))
 
 
@@ -131,26 +106,22 @@ EARLY = [(signal.SIGINT, delay) for delay in (0.0, 0.6, 2.0, 3.5)] + [(signal.SI
 @pytest.mark.parametrize(("kind", "delay", "workers"), [(*case, 0) for case in EARLY] + [(2, 0.0, 2), (2, 0.8, 2)])
 def test_signal_ends_the_whole_group_in_one_line(kind, delay, workers, place):
     """In the first seconds, and while processes that decode start; a terminal sends it to the whole group."""
-    before = runs.shared_memory()
-    with started(place, f"--config.data.workers={workers}") as process:
-        if workers:
-            wait_for(place, "training from step", process)
-        else:
-            runs.wait_until_it_takes_signals(process)
-        time.sleep(delay)
-        os.killpg(process.pid, kind)
-        status, said = process.wait(60), (place / "log").read_text()
-        assert status == 128 + kind and "Traceback" not in said, said
-        assert f"stopped by {signal.Signals(kind).name}" in said.splitlines()[-1], said
-        assert_gone(process.pid, place)
+    before, run = runs.shared_memory(), started(place, f"--config.data.workers={workers}")
+    if workers:
+        run.training.wait()
+    else:
+        runs.wait_until_it_takes_signals(run.process)
+    time.sleep(delay)
+    assert run.end_as_slurm_does([kind]) == 128 + kind, run.lines
+    assert "Traceback" not in "".join(run.lines) and f"stopped by {signal.Signals(kind).name}" in run.lines[-1]
+    assert_whole(place)
     assert runs.left_in_shared_memory(before) == []
 
 
 @pytest.mark.slow
 def test_closed_terminal_saves_and_ends_the_run(place):
-    with started(place, "--config.log_every=5") as process:
-        wait_for(place, '"kind": "train"', process, f"run/{workdir.METRICS}")
-        os.kill(process.pid, signal.SIGHUP)
-        assert process.wait(60) == 129
-        assert "SIGHUP" in (place / "log").read_text() and RecordedRun(place / "run").contents()["checkpoints"]
-        assert_gone(process.pid, place)
+    run = started(place)
+    assert runs.wait_until(lambda: run.process.poll() is not None or runs.newest_step(place / "run"))
+    assert run.end(signal.SIGHUP) == 129
+    assert "SIGHUP" in "".join(run.lines) and RecordedRun(place / "run").contents()["checkpoints"]
+    assert_whole(place)

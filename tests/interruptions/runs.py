@@ -36,7 +36,8 @@ PATIENCE = 60.0
 
 
 def command(options, workdir):
-    return [sys.executable, "-m", "mixedres.main", *options, f"--workdir={workdir}"]
+    # What started the tests may ignore SIGHUP, as nohup does, and then so would this process.
+    return ["env", "--default-signal=HUP", sys.executable, "-m", "mixedres.main", *options, f"--workdir={workdir}"]
 
 
 def newest_step(workdir):
@@ -63,7 +64,7 @@ class Run:
         self.training = threading.Event()
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         self.process = subprocess.Popen(command((*SMALL, *options), workdir), **output, start_new_session=True)
-        self._reader = threading.Thread(target=self._read)
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self):
@@ -86,7 +87,7 @@ class Run:
         return self._wait()
 
     def _wait(self):
-        status = self.process.wait()
+        status = self.process.wait(1000)
         left = processes_left(self.process.pid)
         self._reader.join()
         self.process.stdout.close()

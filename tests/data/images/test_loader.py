@@ -18,6 +18,7 @@ from mixedres.data.images.loader import Loader
 from tests.data import batch_cases as cases
 from tests.data import made
 from tests.data.batch_cases import same, take
+from tests.interruptions.runs import wait_until
 
 TRAIN, TEST, SIZE = 50, 21, 16
 
@@ -256,10 +257,7 @@ def test_closing_early_ends_the_threads(root):
         batches.close()
     with Prefetch(opened(root).train_batches(10, seed=0), lambda x: x) as batches:
         next(batches)
-    end = time.monotonic() + 20
-    while threading.active_count() > before:
-        assert time.monotonic() < end, threading.enumerate()
-        time.sleep(0.01)
+    assert wait_until(lambda: threading.active_count() <= before), threading.enumerate()
 
 
 def test_loader_reads_only_the_images_of_the_batches(root, monkeypatch):

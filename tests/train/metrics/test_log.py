@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 import types
 
 import psutil
@@ -15,6 +14,7 @@ from mixedres._internal.cli.progress import StepProgress
 from mixedres.train.metrics import log as run_log
 from mixedres.train.metrics import resources
 from mixedres.train.metrics.writers import MetricWriter
+from tests.interruptions.runs import wait_until
 from tests.train import run_cases
 from tests.train.run_cases import lines, without_timings
 
@@ -151,21 +151,13 @@ def test_newest_step_tells_whether_the_device_is_busy():
 BUSY = "x = bytearray(300_000_000); x[::4096] = b'1' * len(x[::4096]); print(flush=True)\nwhile True: pass"
 
 
-def wait_for(sampler):
-    deadline = time.monotonic() + 60
-    while (sample := sampler.take()) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return sample
-
-
 def test_children_count_in_processor_and_memory():
     before = psutil.Process().memory_info().rss
     with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as child:
         child.stdout.readline()
         sampler = resources.Resources(0.2)
         spent = psutil.Process(child.pid).cpu_times().user
-        sample = wait_for(sampler)
+        assert (sample := wait_until(sampler.take))
         assert sampler.take() is None
         spent = psutil.Process(child.pid).cpu_times().user - spent
         assert sample["rss_bytes"] > 0.9 * before + 300_000_000
@@ -173,7 +165,7 @@ def test_children_count_in_processor_and_memory():
         assert sample["cpu_percent"] > 100 * spent / 2
         child.kill()
     child.wait()
-    wait_for(sampler)
+    assert wait_until(sampler.take)
     sampler.close()
     assert sampler.take()["rss_bytes"] < sample["rss_bytes"] - 250_000_000
     assert sampler.summary()["rss_bytes"] >= sample["rss_bytes"]
