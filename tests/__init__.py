@@ -14,6 +14,12 @@ def run_command(*words):
     return run_subcommand(["mixedres", *map(str, words)])
 
 
+def said(capsys, *words):
+    """Runs ``mixedres WORDS`` in this process; returns (status, stdout, stderr)."""
+    status = run_command(*words)
+    return status, *capsys.readouterr()
+
+
 def free_port():
     """Returns a port at which nothing listens."""
     with socket.socket() as free:

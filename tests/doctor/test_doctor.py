@@ -13,7 +13,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres.config import parse_flags
 from mixedres.doctor import examination
 from mixedres.numerics import Report, Trial
-from tests import ROOT, run_command
+from tests import ROOT, said
 from tests.train import run_cases
 
 TINY = (
@@ -29,19 +29,12 @@ TINY = (
 )
 
 
-def said(capsys, *arguments):
-    """(status, stdout, stderr)."""
-    status = run_command("doctor", *arguments)
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
 def test_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, monkeypatch, capsys):
     run_cases.shrink(monkeypatch)
     reports, examine = [], examination.examine_network
     monkeypatch.setattr(examination, "examine_network", lambda *given: reports.append(examine(*given)) or reports[-1])
     out = tmp_path / "page.html"
-    status, text, errors = said(capsys, *TINY, f"--out={out}", "--steps=0,2", "--compare=fp16")
+    status, text, errors = said(capsys, "doctor", *TINY, f"--out={out}", "--steps=0,2", "--compare=fp16")
     assert status == 0 and re.fullmatch(r"compare: compiling \d+ operations takes about \d+ s of CPU time\n", errors)
     document = json.loads((tmp_path / "page.json").read_text())
     assert document["title"] == "cifar_resnet8 on synthetic, fp16, steps 0, 2" and document["present_log2_scale"] == 15
@@ -64,7 +57,7 @@ def test_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, mo
     assert "conv_general_dilated" in (tmp_path / "page_compare.html").read_text()
 
     # The next report may take its place: the mistake is another one.
-    assert "--steps=x must be numbers" in said(capsys, *TINY, f"--out={out}", "--steps=x")[2]
+    assert "--steps=x must be numbers" in said(capsys, "doctor", *TINY, f"--out={out}", "--steps=x")[2]
 
 
 def test_examination_of_a_run_changes_no_file(tmp_path, monkeypatch, capsys):
@@ -73,7 +66,7 @@ def test_examination_of_a_run_changes_no_file(tmp_path, monkeypatch, capsys):
     run_cases.fit(run_cases.tiny("fp16_static"), run)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     capsys.readouterr()
-    status, text, errors = said(capsys, f"--workdir={run}", f"--out={tmp_path / 'page.html'}")
+    status, text, errors = said(capsys, "doctor", f"--workdir={run}", f"--out={tmp_path / 'page.html'}")
     assert (status, errors) == (0, "") and f"step 6 of {run}" in text
     assert json.loads((tmp_path / "page.json").read_text())["present_log2_scale"] == 7
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -84,7 +77,7 @@ def test_non_finite_step_ends_the_walk_but_not_the_report(tmp_path, monkeypatch,
     run_cases.shrink(monkeypatch)
     flags = ["--config.precision.loss_scale=none", "--config.optimizer.learning_rate=1e9"]
     out = tmp_path / "page.html"
-    status, text, errors = said(capsys, *TINY, *flags, f"--out={out}", "--steps=0,9")
+    status, text, errors = said(capsys, "doctor", *TINY, *flags, f"--out={out}", "--steps=0,9")
     assert (status, errors) == (0, "") and "is not finite in fp16, so later ones were not reached" in text
     assert [probe["step"] for probe in json.loads((tmp_path / "page.json").read_text())["probes"]] == [0]
     with pytest.raises(ConfigError, match=r"^--steps: step 4 is not finite in bf16, .* lower --config\.optimizer"):
@@ -145,7 +138,7 @@ def test_recommended_scale_agrees_with_the_sweep(tmp_path, capsys):
     flags = ["--config.model.name=cifar_resnet8", "--config.batch_size=479", "--config.label_smoothing=0"]
     flags += ["--config.optimizer.learning_rate=0.2", "--config.epochs=40"]
     command = [f"--config={ROOT}/configs/digits.py:fp16", *flags, "--config.num_devices=1", "--steps=30"]
-    status, _, _ = said(capsys, *command, f"--out={tmp_path / 'page.html'}")
+    status, _, _ = said(capsys, "doctor", *command, f"--out={tmp_path / 'page.html'}")
     assert status == 0
     document = json.loads((tmp_path / "page.json").read_text())
     assert len(harmed) >= 6

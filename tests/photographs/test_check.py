@@ -11,7 +11,7 @@ from PIL import Image
 from mixedres import data
 from mixedres._internal.formats import FORMAT
 from mixedres.photographs import quick_look
-from tests import run_command
+from tests import said
 from tests.data import made
 
 
@@ -51,14 +51,8 @@ def dirty(tmp_path):
     return tmp_path / "my photos"
 
 
-def run(capsys, *arguments):
-    status = run_command("check", *arguments)
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
 def test_check_finds_every_fault(dirty, capsys):
-    status, out, err = run(capsys, dirty, "--json")
+    status, out, err = said(capsys, "check", dirty, "--json")
     report = json.loads(out)
     assert status == 1 and report["format"] == FORMAT
     assert err.splitlines() == [f"mixedres: {dirty}: 3 damaged files and 2 images in both parts"]
@@ -79,10 +73,10 @@ def test_check_finds_every_fault(dirty, capsys):
 
 
 def test_images_above_the_limit_count_as_damaged(dirty, capsys):
-    damaged = json.loads(run(capsys, dirty, "--json", "--max_pixels=200")[1])["damaged"]
+    damaged = json.loads(said(capsys, "check", dirty, "--json", "--max_pixels=200")[1])["damaged"]
     large = {"train/cat/turned.jpg", "val/dog/large.jpg"}
     assert {image["file"] for image in damaged if "at most 200 in all" in image["reason"]} == large
-    status, _, err = run(capsys, dirty, "--max_pixels=0")
+    status, _, err = said(capsys, "check", dirty, "--max_pixels=0")
     assert (status, err) == (2, "mixedres: --max_pixels is 0; it must be at least 1\n")
 
 
@@ -90,13 +84,13 @@ def test_empty_class_folders_are_listed_beside_other_faults(dirty, capsys):
     for name in ("train/owl", "val/owl", "val/hen/deep", "train/ fox"):
         (dirty / name).mkdir(parents=True)
     empty = ["train/ fox", "train/owl", "val/hen", "val/owl"]
-    status, out, err = run(capsys, dirty, "--json")
+    status, out, err = said(capsys, "check", dirty, "--json")
     report = json.loads(out)
     line = f"mixedres: {dirty}: 4 class folders without an image and 3 damaged files and 2 images in both parts\n"
     assert (status, err, report["empty"]) == (2, line, empty)
     assert report["classes"]["train"] == {" fox": 0, "cat": 5, "dog": 8, "owl": 0} and len(report["damaged"]) == 3
     assert report["problems"][0] == "4 class folders without an image" and len(report["twins"]) == 3
-    status, out, _ = run(capsys, dirty)
+    status, out, _ = said(capsys, "check", dirty)
     lines = out.splitlines()
     assert status == 2 and f"4 class folders without an image: {', '.join(empty)}" in lines
     todo = "fill the empty class folders, or move them away, repair or remove these files"
@@ -104,14 +98,14 @@ def test_empty_class_folders_are_listed_beside_other_faults(dirty, capsys):
     assert made.message(data.scan, dirty).startswith(f"{dirty}/train has 2 class folders without an image")
     for name in ("train/owl", "val/owl", "val/hen/deep", "val/hen", "train/ fox"):
         (dirty / name).rmdir()
-    assert run(capsys, dirty)[0] == 1
+    assert said(capsys, "check", dirty)[0] == 1
 
 
 @pytest.mark.parametrize(("images", "shown"), [(("a/1.jpg", "a/2.jpg"), "1         1"), (("a/1.jpg",), "1         0")])
 def test_empty_class_folder_is_the_only_fault(images, shown, tmp_path, capsys):
     """Also if no image is left to test with, or only one class is left."""
     made.write_files(tmp_path, {name: made.encoded(pixels(n)) for n, name in enumerate(images)} | {"b/x.heic": b""})
-    status, out, err = run(capsys, tmp_path)
+    status, out, err = said(capsys, "check", tmp_path)
     assert (status, err) == (2, f"mixedres: {tmp_path}: 1 class folder without an image\n")
     lines = out.splitlines()
     assert "1 class folder without an image: b" in lines and " ".join(shown.split()) in " ".join(lines[2].split())
@@ -122,13 +116,13 @@ def test_empty_class_folder_is_the_only_fault(images, shown, tmp_path, capsys):
 def test_folder_without_any_image_lists_all_classes(tmp_path, capsys):
     for name in "ab":
         (tmp_path / name).mkdir()
-    status, out, err = run(capsys, tmp_path)
+    status, out, err = said(capsys, "check", tmp_path)
     assert (status, err) == (2, f"mixedres: {tmp_path}: 2 class folders without an image\n")
     assert "2 class folders without an image: a, b" in out.splitlines()
 
 
 def test_text_lists_faults_and_next_command(dirty, capsys):
-    lines = run(capsys, dirty)[1].splitlines()
+    lines = said(capsys, "check", dirty)[1].splitlines()
     assert {"3 damaged files:", "  train/cat/empty.png: the file is empty"} < set(lines)
     assert "  train/dog/a.jpg = val/dog/same.jpg (equal pixels)" in lines
     assert f"next: repair or remove these files, then type: mixedres check '{dirty}'" in lines
@@ -138,22 +132,22 @@ def test_clean_folder_has_status_0(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("mixedres.photographs.report.has_accelerator", lambda: False)
     images = {f"{name}/{n}.jpg": made.encoded(pixels((ord(name), n))) for name in "ab" for n in range(5)}
     made.write_files(tmp_path, images)
-    status, out, err = run(capsys, tmp_path)
+    status, out, err = said(capsys, "check", tmp_path)
     assert (status, err) == (0, "")
     large = f"mixedres train --config=folder:fp16 --config.data.dir={tmp_path} --config.batch_size=8"
     small = f"mixedres train --config=folder:fp32,model=cifar_resnet8 --config.data.dir={tmp_path} "
     small += "--config.data.image_size=32 --config.batch_size=8"
     assert out.splitlines()[-2:] == [f"next: {small}", f"on a GPU: {large}"]
     monkeypatch.setattr("mixedres.photographs.report.has_accelerator", lambda: True)
-    assert run(capsys, tmp_path)[1].splitlines()[-2:] == [f"next: {large}", f"without a GPU: {small}"]
-    _, out, _ = run(capsys, tmp_path, "--eval_fraction=0.4")
+    assert said(capsys, "check", tmp_path)[1].splitlines()[-2:] == [f"next: {large}", f"without a GPU: {small}"]
+    _, out, _ = said(capsys, "check", tmp_path, "--eval_fraction=0.4")
     command = f"--config=folder:fp16 --config.data.dir={tmp_path} --config.data.eval_fraction=0.4 --config.batch_size=4"
     assert out.splitlines()[-2] == f"next: mixedres train {command}"
-    status, out, _ = run(capsys, tmp_path, "--json", "--eval_fraction=0.4")
+    status, out, _ = said(capsys, "check", tmp_path, "--json", "--eval_fraction=0.4")
     assert status == 0 and json.loads(out)["classes"] == {"train": {"a": 3, "b": 3}, "eval": {"a": 2, "b": 2}}
     more = {f"{name}/x{n}.bmp": made.encoded(pixels((ord(name), n, 1)), "BMP") for name in "ab" for n in range(40)}
     made.write_files(tmp_path, more)
-    *_, first, second = run(capsys, tmp_path)[1].splitlines()
+    *_, first, second = said(capsys, "check", tmp_path)[1].splitlines()
     assert "batch_size" not in first and second.endswith(" --config.batch_size=32")
 
 
@@ -162,9 +156,9 @@ def test_check_says_how_folders_are_understood(tmp_path, capsys):
         f"{label}/{n}.jpg": made.encoded(pixels((ord(label[0]), n))) for label in ("car", "train") for n in (1, 2)
     }
     made.write_files(tmp_path / "one", images)
-    status, _, err = run(capsys, tmp_path / "one")
+    status, _, err = said(capsys, "check", tmp_path / "one")
     assert status == 2 and err.endswith("; if train is a class, type --train_split=.\n")
-    status, out, _ = run(capsys, tmp_path / "one", "--train_split=.")
+    status, out, _ = said(capsys, "check", tmp_path / "one", "--train_split=.")
     assert status == 0 and out.startswith(
         f"{tmp_path}/one: 4 images; 2 classes (car, train); 20% of every class held out"
     )
@@ -196,7 +190,7 @@ def test_check_and_start_of_run_refuse_the_same_images(tmp_path, capsys, name):
     middle = bytearray(made.encoded(made.noise(40, 40), "PNG"))
     middle[2000:2100] = bytes(100)
     made.write_files(tmp_path, images | {f"b/{name}": ODD[name][0], "a/middle.png": bytes(middle)})
-    status, out, _ = run(capsys, tmp_path, "--json")
+    status, out, _ = said(capsys, "check", tmp_path, "--json")
     listed = {image["file"]: image["reason"] for image in json.loads(out)["damaged"]}
     assert status == 1 and set(listed) == {"a/middle.png", f"b/{name}"} and listed[f"b/{name}"].startswith(ODD[name][1])
     with pytest.raises(ValueError, match="2 of the 12 images are damaged") as refused:
@@ -229,7 +223,7 @@ def test_check_and_start_of_run_note_dark_images_and_pages(tmp_path, capsys):
     made.write_files(
         tmp_path, dark | full | {"a/stack.tif": stack, "a/black.png": made.encoded(pixels(1) // 99, "PNG")}
     )
-    status, out, _ = run(capsys, tmp_path, "--eval_fraction=0.5")
+    status, out, _ = said(capsys, "check", tmp_path, "--eval_fraction=0.5")
     assert status == 0 and "1 file with several pages: a/stack.tif (only the first of 3 is read)" in out.splitlines()
     assert "\n4 images use under an eighth of their 16 bits; rescale them: b/" in out
     note = data.load("folder", image_size=8, batch_size=2, dir=str(tmp_path), eval_fraction=0.5, on_error="skip").note
@@ -239,7 +233,10 @@ def test_check_and_start_of_run_note_dark_images_and_pages(tmp_path, capsys):
     for name in ("1.png", "3.png", "3.tif"):
         (tmp_path / "b" / name).unlink()
     made.write_files(tmp_path, {"b/full.tif": full["a/1.tif"]})
-    assert "1 image uses under an eighth of its 16 bits; rescale it: b/1.tif" in run(capsys, tmp_path)[1].splitlines()
+    assert (
+        "1 image uses under an eighth of its 16 bits; rescale it: b/1.tif"
+        in said(capsys, "check", tmp_path)[1].splitlines()
+    )
 
 
 def test_data_after_the_image_is_no_damage(tmp_path):

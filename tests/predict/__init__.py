@@ -2,8 +2,8 @@
 
 import argparse
 
+import tests
 from mixedres import predict
-from tests import run_command
 
 
 def chosen(source, *options):
@@ -15,6 +15,5 @@ def chosen(source, *options):
 
 def said(capsys, *arguments):
     """(status, lines of stdout, stderr)."""
-    status = run_command("predict", *arguments)
-    captured = capsys.readouterr()
-    return status, captured.out.splitlines(), captured.err
+    status, out, err = tests.said(capsys, "predict", *arguments)
+    return status, out.splitlines(), err
