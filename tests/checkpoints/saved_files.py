@@ -17,5 +17,5 @@ def before_each(patch, action):
     patch.setattr(folder.safetensors.numpy, "save_file", wait_and_write)
 
 
-def full_disk(step=None):
+def full_disk(*_, **__):
     raise OSError(28, "No space left on device")

@@ -1,6 +1,5 @@
 """Sweeps: whole before their first run, shared out over cores, and for real what is killed continues."""
 
-import errno
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from mixedres._internal.cli import signals
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import lock
 from tests import ROOT
+from tests.checkpoints import saved_files
 from tests.interruptions import runs
 
 FILE = """
@@ -215,14 +215,12 @@ def states(out):
 def disk(monkeypatch):
     """A disk without room for results while ``disk.full`` is True."""
     state = types.SimpleNamespace(full=False)
-    write, replace = os.write, schedule.replace_text
 
-    def refuse():
-        if state.full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def unless_full(call):
+        return lambda *given: (saved_files.full_disk if state.full else call)(*given)
 
-    monkeypatch.setattr(files.os, "write", lambda *given: refuse() or write(*given))
-    monkeypatch.setattr(schedule, "replace_text", lambda *given: refuse() or replace(*given))
+    monkeypatch.setattr(files.os, "write", unless_full(os.write))
+    monkeypatch.setattr(schedule, "replace_text", unless_full(schedule.replace_text))
     return state
 
 

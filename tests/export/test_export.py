@@ -22,6 +22,7 @@ from mixedres.export import network as exporting
 from mixedres.predict import find_images
 from tests import run_command
 from tests.amp import graphs
+from tests.checkpoints import saved_files
 from tests.data import made
 from tests.predict import chosen
 from tests.train import run_cases
@@ -223,10 +224,7 @@ def test_saved_model_computes_the_same(precision, tolerance, place, tmp_path):
 
 @pytest.mark.parametrize("step", ["mixedres.export.files._write_reader", "os.rename"])  # within, and the last one
 def test_failed_write_leaves_nothing(step, place, tmp_path, monkeypatch, capsys):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(step, full)
+    monkeypatch.setattr(step, saved_files.full_disk)
     assert run_command("export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}") == 2
     assert "cannot be written (No space left on device)" in capsys.readouterr().err and not list(tmp_path.iterdir())
 

@@ -1,10 +1,9 @@
 """Runs that are stopped anywhere and go on: the same bits, and the same lines, as runs that were not."""
 
-import functools
-import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import jax
 import pytest
@@ -30,10 +29,6 @@ def metrics(directory):
     return run_cases.without_timings(run_cases.lines(directory))
 
 
-def send(number=signal.SIGTERM):
-    os.kill(os.getpid(), number)
-
-
 def crash():
     """An end without saving."""
     raise KeyboardInterrupt
@@ -45,7 +40,7 @@ def stop_in_evaluation(patch, step, number=signal.SIGTERM):
 
     def stopping(experiment, steps, state, **options):
         if int(jax.device_get(state.step)) == step:
-            send(number)
+            signal.raise_signal(number)
         return evaluate(experiment, steps, state, **options)
 
     patch.setattr(evaluation, "sum_over_images", stopping)
@@ -70,10 +65,10 @@ def check_equal(directory, summary, reference):
 def test_run_stopped_twice_ends_with_the_same_bits(whole, tmp_path, monkeypatch, capfd):
     for step, number in ((1, signal.SIGTERM), (5, signal.SIGUSR1)):
         with monkeypatch.context() as patch, pytest.raises(Stopped) as caught:
-            after(patch, run_cases.RunLog, "train", functools.partial(send, number), step)  # two more are under way
+            after(patch, run_cases.RunLog, "train", partial(signal.raise_signal, number), step)
             run_cases.fit(config(), tmp_path)
         assert caught.value.status == 128 + number
-        assert f"after step {step + 2}; the checkpoint of step {step + 2} is saved" in str(caught.value)
+        assert f"after step {step + 2}; the checkpoint of step {step + 2} is saved" in str(caught.value)  # 2 on the way
         assert not (tmp_path / checkpoints.workdir.SUMMARY).exists()
     assert "SIGTERM: finishing this step and saving" in capfd.readouterr().err
     summary = run_cases.fit(config(), tmp_path)
@@ -105,7 +100,7 @@ def test_signal_before_the_first_step_saves_nothing(whole, tmp_path, monkeypatch
     begin = loop.Loop.run
 
     def stopping(*args):
-        send()
+        signal.raise_signal(signal.SIGTERM)
         return begin(*args)
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
@@ -115,7 +110,7 @@ def test_signal_before_the_first_step_saves_nothing(whole, tmp_path, monkeypatch
 
 
 def test_signal_in_the_last_step_keeps_the_result(whole, tmp_path, monkeypatch):
-    after(monkeypatch, run_cases.RunLog, "eval", send, step=9)
+    after(monkeypatch, run_cases.RunLog, "eval", partial(signal.raise_signal, signal.SIGTERM), step=9)
     summary = run_cases.fit(config(), tmp_path)
     monkeypatch.undo()
     check_equal(tmp_path, summary, whole)

@@ -2,15 +2,16 @@
 
 import gzip
 import json
-import os
 import signal
 from collections import Counter
+from functools import partial
 
 import jax
 import pytest
 
 from mixedres import checkpoints, train
 from mixedres._internal.errors import Stopped, TrainingError
+from tests.checkpoints import saved_files
 from tests.train import run_cases
 from tests.train.run_cases import lines, without_timings
 
@@ -39,10 +40,6 @@ def traces(directory):
 
 def numbers(directory):
     return {step: steps for step, (steps, _) in traces(directory).items()}
-
-
-def send(number):
-    return lambda: os.kill(os.getpid(), number)
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +94,11 @@ def test_end_of_a_trace_prints_place_and_command(tmp_path, capsys):
 
 def test_resumed_run_traces_the_remaining_steps(plain, tmp_path, monkeypatch, capfd):
     with monkeypatch.context() as patch, pytest.raises(Stopped) as caught:
-        run_cases.after(patch, run_cases.RunLog, "train", send(signal.SIGTERM), step=1)
+        run_cases.after(patch, run_cases.RunLog, "train", partial(signal.raise_signal, signal.SIGTERM), step=1)
         run_cases.fit(config("1:3"), tmp_path)
     assert caught.value.status == 143 and numbers(tmp_path) == {2: [2, 3]}
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        run_cases.after(patch, run_cases.RunLog, "train", send(signal.SIGINT), step=4)
+        run_cases.after(patch, run_cases.RunLog, "train", partial(signal.raise_signal, signal.SIGINT), step=4)
         run_cases.fit(config("1:4", checkpoint_every=0), tmp_path)
     assert numbers(tmp_path) == {2: [2, 3], 4: [4, 5]} and "nothing is traced" not in capfd.readouterr().out
     summary = run_cases.fit(config("1:2"), tmp_path)
@@ -133,7 +130,7 @@ def test_failed_trace_is_a_warning(plain, name, tmp_path, monkeypatch, capsys):
     def fail(*arguments, **options):
         if name == "stop_trace":
             original()
-        raise OSError(28, "No space left on device")
+        saved_files.full_disk()
 
     monkeypatch.setattr(jax.profiler, name, fail)
     run_cases.fit(config("1:5"), tmp_path / "run")

@@ -1,6 +1,5 @@
 """Metrics on the disk, and where the disk takes none."""
 
-import errno
 import io
 import os
 import tracemalloc
@@ -12,6 +11,7 @@ from mixedres._internal import files
 from mixedres._internal.registry import TRACKERS
 from mixedres.train.metrics import writers
 from mixedres.train.metrics.trackers import Trackers
+from tests.checkpoints import saved_files
 from tests.train import run_cases
 
 
@@ -97,7 +97,7 @@ def test_lines_survive_a_full_disk(tmp_path, monkeypatch):
 
     def limited(file, data):
         if room[0] <= 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            saved_files.full_disk()
         done = write(file, data[: room[0]])
         room[0] -= done
         return done
@@ -122,18 +122,18 @@ def test_full_disk_ends_tensorboard_curves_only(tmp_path, monkeypatch, fails):
     class Full(io.FileIO):
         def write(self, data):
             if fails == "write" and b"train/loss" in data:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                saved_files.full_disk()
             return super().write(data)
 
         def flush(self):
             if fails == "flush":
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                saved_files.full_disk()
 
     def opened(path, mode="r", *rest, **options):
         if "tfevents" not in str(path) or mode != "wb":
             return whole(path, mode, *rest, **options)
         if fails == "open":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            saved_files.full_disk()
         return Full(path, "w")
 
     monkeypatch.setattr("builtins.open", opened)
