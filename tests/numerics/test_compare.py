@@ -267,9 +267,6 @@ def test_loops_and_branches_have_errors(kind):
     }[kind]
     x = normal(1, (4, 8))
     report = compare(fn, x)
-    exact = np.asarray(x, np.float64)
-    for _ in range(1 if kind == "cond" else 4):
-        exact = np.tanh(exact @ np.asarray(w, np.float64))
     assert 1e-5 < report.error < 1e-2 and report.is_fine
     if kind == "scan":
         assert [at for at, _, _ in row(report, "tanh").iterations] == [(0,), (1,), (2,), (3,)]
