@@ -34,6 +34,19 @@ def distance(got, want):
     return float(np.linalg.norm(flat[0] - flat[1]) / np.linalg.norm(flat[1]))
 
 
+def floats(tree):
+    """The leaves that are floating-point arrays."""
+    return [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+
+
+def error(got, want):
+    """The largest error of any array, relative to its largest number; no number if one is not finite."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    assert [leaf.dtype for leaf in jax.tree.leaves(got)] == [leaf.dtype for leaf in jax.tree.leaves(want)]
+    pairs = [(np.float64(a), np.float64(b)) for a, b in zip(floats(got), floats(want), strict=True)]
+    return float(np.max([np.abs(a - b).max() / max(np.abs(b).max(), 1e-30) for a, b in pairs]))
+
+
 def conversions(jaxpr):
     """How often a jaxpr converts."""
     return sum(eqn.primitive.name == "convert_element_type" for eqn in equations(jaxpr))

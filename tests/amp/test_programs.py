@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from mixedres.amp import autocast, explain
-from tests.amp.graphs import product_dtypes
+from tests.amp.graphs import error, floats, product_dtypes
 from tests.amp.programs import PROGRAMS
 
 TOLERANCE = 4e-3
@@ -21,20 +21,8 @@ FORWARD, FORWARD_GRAPHS = ["scan", "cond", "remat", "custom_jvp", "shard_map"], 
 RECOMPUTED = ["scan", "remat", "custom_vjp", "shard_map"]
 
 
-def leaves(tree):
-    return [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-
-
 def scalar(fn):
-    return lambda *args: sum(jnp.sum(jnp.sin(leaf)) for leaf in leaves(fn(*args)))
-
-
-def error(got, expected):
-    """The largest error of any array, relative to its largest number; the dtypes must be equal."""
-    assert jax.tree.structure(got) == jax.tree.structure(expected)
-    assert [leaf.dtype for leaf in jax.tree.leaves(got)] == [leaf.dtype for leaf in jax.tree.leaves(expected)]
-    pairs = zip(leaves(got), leaves(expected), strict=True)
-    return max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)
+    return lambda *args: sum(jnp.sum(jnp.sin(leaf)) for leaf in floats(fn(*args)))
 
 
 def check(fn, variants, args, tolerance):
