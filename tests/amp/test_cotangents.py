@@ -4,6 +4,8 @@ The losses are of logits that are larger than the operands of their product, of 
 the label's logit is p - 1, of which a cotangent in half would leave nothing.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,26 +97,30 @@ LOSSES = {
 }
 
 
-def errors(program, by_hand, dtype):
-    """Errors of the gradients of x and w in both orders, and of the larger with casts by hand; against float64."""
-
-    def grad(function):
-        return jax.grad(lambda x, w: SCALES[dtype] * function(x, w), (0, 1))
-
-    with jax.enable_x64(True):
-        want = grad(program)(X.astype("float64"), W.astype("float64"))
-    orders = grad(autocast(program, dtype)), autocast(grad(program), dtype)
-    return [distance(found(X, W), want) for found in (*orders, grad(by_hand))]
-
-
 def by_hand(dtype, x, w):
     return (x.astype(dtype) @ w.astype(dtype)).astype("float32")
+
+
+def errors(program, dtype, *args):
+    """Errors of the gradients of `program` in both orders, and of that with casts by hand; against float64.
+
+    The program takes the function of its products as another argument, `product`.
+    """
+
+    def grad(function):
+        return jax.grad(lambda *args: SCALES[dtype] * function(*args), tuple(range(len(args))))
+
+    with jax.enable_x64(True):
+        want = grad(program)(*(x.astype("float64") for x in args))
+    with_casts = partial(program, product=partial(by_hand, dtype))
+    gradients = grad(autocast(program, dtype)), autocast(grad(program), dtype), grad(with_casts)
+    return [distance(found(*args), want) for found in gradients]
 
 
 @pytest.mark.parametrize(("name", "dtype"), [(name, [*SCALES][i % 2]) for i, name in enumerate(LOSSES)])
 def test_gradient_of_a_sure_model_is_as_right_as_with_casts_by_hand(name, dtype):
     loss = LOSSES[name]
-    *found, bound = errors(lambda x, w: loss(x @ w), lambda x, w: loss(by_hand(dtype, x, w)), dtype)
+    *found, bound = errors(lambda x, w, product=jnp.matmul: loss(product(x, w)), dtype, X, W)
     assert max(found) <= 1.1 * bound and bound < 0.1, (found, bound)
 
 
@@ -130,8 +136,8 @@ def in_float32(logits):
 @pytest.mark.parametrize("name", ["masked", "max", "scan and a reader outside", "remat of each reader"])
 def test_gradient_of_half_logits_of_the_program_is_as_right_as_of_float32_logits(name):
     loss = LOSSES[name]
-    bound = errors(lambda x, w: loss(x @ w), lambda x, w: loss(by_hand("bfloat16", x, w)), "bfloat16")[-1]
-    *found, _ = errors(lambda x, w: loss(halves(x, w)).astype("float32"), lambda x, w: x.sum(), "bfloat16")
+    program = lambda x, w, product=halves: loss(product(x, w)).astype("float32")  # noqa: E731
+    *found, bound = errors(program, "bfloat16", X, W)
     assert max(found) <= 1.1 * bound, (found, bound)
 
 
@@ -145,7 +151,7 @@ def test_half_logits_that_the_program_converts_for_each_reader_are_read_in_float
             lax.map(lambda each: row(*each), (logits, LABELS)) if map_rows else jax.vmap(row)(logits, LABELS)
         ).mean()
 
-    *found, bound = errors(lambda x, w: loss(halves(x, w)), lambda x, w: loss(by_hand("bfloat16", x, w)), "bfloat16")
+    *found, bound = errors(lambda x, w, product=halves: loss(product(x, w)), "bfloat16", X, W)
     assert max(found) <= 1.1 * bound, (found, bound)
 
 
@@ -168,7 +174,7 @@ def test_logits_that_a_call_reads_and_returns_are_returned_in_float32(call):
         totals, logits = call(lambda x, w: (lambda z: (total(z), z))(product(x, w)))(x, w)
         return (totals - take(logits)).mean()
 
-    *found, bound = errors(program, lambda x, w: moved_first(lambda z: z)(by_hand("bfloat16", x, w)), "bfloat16")
+    *found, bound = errors(program, "bfloat16", X, W)
     assert max(found) <= 1.1 * bound, (found, bound)
 
 
@@ -191,11 +197,8 @@ def test_cotangents_of_many_products_are_added_in_float32(dtype):
         y = product(x, v)
         return sum(product(y, w).sum() for w in ws) / 4096
 
-    with jax.enable_x64(True):
-        want = jax.grad(loss)(x.astype("float64"))
-    bound = distance(jax.grad(lambda x: loss(x, lambda *args: by_hand(dtype, *args)))(x), want)
-    for grad in (jax.grad(autocast(loss, dtype)), autocast(jax.grad(loss), dtype)):
-        assert distance(grad(x), want) <= 1.1 * bound
+    *found, bound = errors(loss, dtype, x)
+    assert max(found) <= 1.1 * bound, (found, bound)
 
 
 def test_cotangents_of_a_converted_half_array_are_added_in_float32():
@@ -218,9 +221,7 @@ def test_softmax_that_is_saved_in_half_keeps_the_gradient_of_what_is_sure(dtype)
     scores = (10 * np.eye(32) + 0.1 * RANDOM.standard_normal((32, 32))).astype(np.float32)
 
     def loss(scores, values, product=jnp.matmul):
-        return SCALES[dtype] * (product(nn.softmax(scores), values) * weights).mean()
+        return (product(nn.softmax(scores), values) * weights).mean()
 
-    with jax.enable_x64(True):
-        want = jax.grad(loss)(scores.astype("float64"), values.astype("float64"))
-    bound = distance(jax.grad(lambda z, v: loss(z, v, lambda *args: by_hand(dtype, *args)))(scores, values), want)
-    assert distance(jax.grad(autocast(loss, dtype))(scores, values), want) <= 1.5 * bound
+    found, _, bound = errors(loss, dtype, scores, values)
+    assert found <= 1.5 * bound
