@@ -8,13 +8,6 @@ from tests import run_command
 from tests.train import run_cases
 
 
-@pytest.fixture(scope="module")
-def tensors_of_resnet26():
-    """A ResNet-26's tensors by the names of torchvision, with one value in each."""
-    variables = jax.tree.map(lambda x: x[(slice(1),) * x.ndim], run_cases.random_variables("resnet26"))
-    return checkpoints.to_tensors(variables, "torchvision")
-
-
 @pytest.mark.parametrize(
     ("about", "words"),
     [
@@ -23,23 +16,18 @@ def tensors_of_resnet26():
         ({"epsilon": 1e-5}, None),
         ({"epsilon": 1e-3}, "its batch norm has epsilon 0.001, where other libraries use 1e-05"),
         ({"options": {"padding": "tensorflow"}}, "these weights need padding=tensorflow"),
+        ("cifar_resnet8", "torchvision and timm have no cifar_resnet8: the names of the tensors are theirs"),
+        ("resnet14", "torchvision and timm have no resnet14: the names of the tensors are theirs"),
     ],
-    ids=["plain", "version", "usual_epsilon", "epsilon", "options"],
 )
-def test_differences_from_torchvision_are_warned_of(about, words, tensors_of_resnet26, tmp_path, capsys):
-    checkpoints.write_weights(tmp_path / "from.safetensors", tensors_of_resnet26, about)
+def test_differences_from_torchvision_are_warned_of(about, words, tmp_path, capsys):
+    """Of a ResNet-26 with these metadata, and of other networks."""
+    name, about = ("resnet26", about) if isinstance(about, dict) else (about, {})
+    one_value_each = jax.tree.map(lambda x: x[(slice(1),) * x.ndim], run_cases.random_variables(name))
+    tensors = checkpoints.to_tensors(one_value_each, "torchvision")
+    checkpoints.write_weights(tmp_path / "from.safetensors", tensors, about)
     command = ["export", f"--from={tmp_path / 'from.safetensors'}", f"--to={tmp_path / 'to.safetensors'}"]
     assert run_command(*command) == 0
     shown = capsys.readouterr().out
-    assert words in shown if words else "warning" not in shown
+    assert f"warning: {words}" in shown if words else "warning" not in shown
     assert checkpoints.read_weights(tmp_path / "to.safetensors").metadata == about
-
-
-@pytest.mark.parametrize(("name", "is_theirs"), [("cifar_resnet8", False), ("resnet14", False), ("resnet26", True)])
-def test_network_that_no_other_library_has_is_named(name, is_theirs, tmp_path, capsys):
-    variables = jax.tree.map(lambda x: x[(slice(1),) * x.ndim], run_cases.random_variables(name))
-    checkpoints.write_weights(tmp_path / "from.safetensors", checkpoints.to_tensors(variables, "torchvision"))
-    command = ["export", f"--from={tmp_path / 'from.safetensors'}", f"--to={tmp_path / 'to.safetensors'}"]
-    assert run_command(*command) == 0
-    told = f"warning: torchvision and timm have no {name}: the names of the tensors are theirs"
-    assert (told in capsys.readouterr().out) == (not is_theirs)
