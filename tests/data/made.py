@@ -151,17 +151,22 @@ def examples(count):
     ]
 
 
-def models_record(image, label, file_name):
-    """A record as TensorFlow's models repository wrote ImageNet; labels from 1."""
+def example(**features):
+    """A tf.train.Example of lists of bytes or integers."""
     from tensorflow_datasets.proto import tf_example_pb2
 
-    example = tf_example_pb2.Example()
-    features = example.features.feature
-    features["image/encoded"].bytes_list.value.append(image)
-    features["image/class/label"].int64_list.value.append(label + 1)
-    features["image/filename"].bytes_list.value.append(file_name.encode())
-    features["image/height"].int64_list.value.append(1)
-    return example.SerializeToString()
+    held = tf_example_pb2.Example()
+    for key, values in features.items():
+        is_bytes = any(isinstance(value, bytes) for value in values)
+        target = held.features.feature[key]
+        (target.bytes_list if is_bytes else target.int64_list).value.extend(values)
+    return held.SerializeToString(deterministic=True)
+
+
+def models_record(image, label, file_name):
+    """A record as TensorFlow's models repository wrote ImageNet; labels from 1."""
+    named = {"image/encoded": [image], "image/class/label": [label + 1], "image/filename": [file_name.encode()]}
+    return example(**named, **{"image/height": [1]})
 
 
 def prepare(root, name, splits, *, file_format="array_record", features=None, version="1.0.0", shards=2):

@@ -59,9 +59,8 @@ def make(place):
 
 def config(place):
     """Returns the config of a run of two steps on the images."""
-    own = {"name": "folder", "dir": place / "images", "image_size": SIZE, "num_classes": None, "train_examples": None}
     short = {"steps": 2, "batch_size": 8, "num_devices": 1, "eval_every": 0, "checkpoint_every": 0}
-    return run_cases.tiny("fp16", model__version="1", **{f"data__{k}": v for k, v in own.items()}, **short)
+    return run_cases.on_images(place, "fp16", **short)
 
 
 def read_image(place):

@@ -10,6 +10,7 @@ import pytest
 
 from mixedres.original import records
 from tests.data import made
+from tests.data.made import example
 
 CONTENT = [bytes([index]) * (index * 37 % 50) for index in range(20)]  # one is empty
 
@@ -128,18 +129,6 @@ def test_more_files_may_be_opened():
             assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def example(**features):
-    """A tf.train.Example of lists of bytes or integers."""
-    from tensorflow_datasets.proto import tf_example_pb2
-
-    held = tf_example_pb2.Example()
-    for key, values in features.items():
-        is_bytes = any(isinstance(value, bytes) for value in values)
-        target = held.features.feature[key]
-        (target.bytes_list if is_bytes else target.int64_list).value.extend(values)
-    return held.SerializeToString(deterministic=True)
 
 
 def single(record, **keys):

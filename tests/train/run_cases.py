@@ -128,10 +128,11 @@ def _shared_state(make):
     return shared
 
 
-def on_images(place, preset):
+def on_images(place, preset, **overrides):
     """A config for the images of three classes in ``place/images``, a few for training and 21 for evaluation."""
     options = {"name": "folder", "dir": place / "images", "image_size": 24, "num_classes": None, "train_examples": None}
-    return tiny(preset, model__version="1", **{f"data__{key}": value for key, value in options.items()})
+    options = {"model__version": "1"} | {f"data__{key}": value for key, value in options.items()}
+    return tiny(preset, **options | overrides)
 
 
 def image_run(place):

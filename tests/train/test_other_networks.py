@@ -41,12 +41,8 @@ def registered():
         yield
 
 
-def on_images(place, preset="fp16", **overrides):
-    config = run_cases.on_images(place, preset)
-    config.model.name, config.model.version = "convnext", None
-    for key, value in overrides.items():
-        config[key] = value
-    return config
+def on_images(place):
+    return run_cases.on_images(place, "fp16", model__name="convnext", model__version=None)
 
 
 @pytest.fixture(scope="module")
