@@ -9,6 +9,7 @@ import google_crc32c
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import ndimage
 
 from mixedres._internal.errors import MixedresError
 
@@ -81,17 +82,14 @@ def psnr(a, b):
 
 def linear(image, sides, places):
     """Interpolates between the four nearest pixels; pixel i of n lies at `places(i, length, n)`; float64."""
+    at = [places(np.arange(count), length, count) for length, count in zip(image.shape, sides, strict=False)]
+    return at_places(image.astype(np.float64), np.meshgrid(*at, indexing="ij"), order=1)
 
-    def weights(length, count):
-        at = np.clip(places(np.arange(count), length, count), 0, length - 1)
-        low = at.astype(int)
-        matrix = np.zeros((count, length))
-        matrix[np.arange(count), low] = 1 - (at - low)
-        matrix[np.arange(count), np.minimum(low + 1, length - 1)] += at - low
-        return matrix
 
-    y, x = map(weights, image.shape[:2], sides)
-    return np.einsum("iy,yxc,jx->ijc", y, image.astype(np.float64), x, optimize=True)
+def at_places(image, places, order, mode="nearest"):
+    """The pixels at these rows and columns: the nearest one (order 0), or a mean of four (order 1)."""
+    channels = np.moveaxis(image, -1, 0)
+    return np.stack([ndimage.map_coordinates(channel, places, order=order, mode=mode) for channel in channels], -1)
 
 
 def bilinear(part, size):

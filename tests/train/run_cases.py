@@ -15,6 +15,7 @@ from mixedres import config as base
 from mixedres.checkpoints import Checkpoints
 from mixedres.train.metrics.log import RunLog as RunLog
 from tests.data import made
+from tests.fuzz import mutations
 
 # Keys that change neither the first state nor a step of a run with a constant rate.
 FREE = {"steps", "eval_every", "checkpoint_every", "log_every", "log_resources_every", "profile", "stop_at_top1"}
@@ -175,9 +176,6 @@ def without_timings(found):
 
 
 def events(path):
-    """The events of a TensorBoard file, record by record: length, its checksum, the event, its checksum."""
-    content, at = path.read_bytes(), 0
-    while at < len(content):
-        length = int.from_bytes(content[at : at + 8], "little")
-        yield event_pb2.Event.FromString(content[at + 12 : at + 12 + length])
-        at += 16 + length
+    """The events of a TensorBoard file, which is a TFRecord."""
+    split, _ = mutations.PARTS["tfrecord"]
+    return [event_pb2.Event.FromString(record) for record in split(path.read_bytes())]

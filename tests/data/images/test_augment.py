@@ -15,12 +15,8 @@ x = IMAGE.astype(np.float64)
 
 def sheared(image, m):
     """Row y is moved by m * (y + 1/2) pixels, rounded down."""
-    out = np.zeros_like(image)
-    for y in range(image.shape[0]):
-        at = np.floor(np.arange(image.shape[1]) + 0.5 + m * (y + 0.5)).astype(int)
-        inside = (at >= 0) & (at < image.shape[1])
-        out[y, inside] = image[y, at[inside]]
-    return out
+    y, x = np.indices(image.shape[:2])
+    return made.at_places(image, (y, np.floor(x + 0.5 + m * (y + 0.5))), order=0, mode="constant")
 
 
 LUMA = x @ [0.299, 0.587, 0.114]
