@@ -20,6 +20,8 @@ from tests.hostile.commands import assert_one_line, run_here
 from tests.train import run_cases
 from tests.train.run_cases import build
 
+pytestmark = pytest.mark.usefixtures("small_network")
+
 
 @functools.cache
 def finished(root):
@@ -27,23 +29,15 @@ def finished(root):
     return root / "finished", train(root / "finished")
 
 
-def train(directory, clean=False, **overrides):
+def train(directory, clean=False):
     """A tiny run: six steps with a checkpoint after every second."""
-    with pytest.MonkeyPatch.context() as patch:
-        run_cases.shrink(patch)
-        return run_cases.fit(run_cases.tiny("fp16", **overrides), directory, clean=clean)
+    return run_cases.fit(run_cases.tiny("fp16"), directory, clean=clean)
 
 
 def copy(place):
     """A copy of the finished run in `place`."""
     shutil.copytree(finished(place.parent)[0], place / "run")
     return place / "run"
-
-
-def read_weights(directory):
-    with pytest.MonkeyPatch.context() as patch:
-        run_cases.shrink(patch)
-        return checkpoints.read_weights(directory)
 
 
 def go_on(directory):
@@ -195,12 +189,12 @@ def test_compiled_programs_of_other_users_are_not_loaded(place, monkeypatch):
 
 
 def test_damaged_data_json_is_read_from_the_checkpoint(place):
-    directory, whole = copy(place), read_weights(finished(place.parent)[0])
+    directory, whole = copy(place), checkpoints.read_weights(finished(place.parent)[0])
     for damage in ("", '{"class_na', "[]", None):
         (directory / workdir.DATA).unlink()
         if damage is not None:
             (directory / workdir.DATA).write_text(damage)
-        found = read_weights(directory)
+        found = checkpoints.read_weights(directory)
         assert (found.class_names, found.input) == (whole.class_names, whole.input)
 
 
@@ -213,7 +207,7 @@ def test_damage_beside_the_checkpoints_is_harmless(place):
     with (directory / workdir.METRICS).open("ab") as file:
         file.write(b'\xff\xfe{"step": 1\n')
     (directory / workdir.CHECKPOINTS / "999").mkdir()
-    assert read_weights(directory).run == workdir.portable(config)
+    assert checkpoints.read_weights(directory).run == workdir.portable(config)
     go_on(directory)
     assert json.loads((directory / workdir.CONFIG).read_text()) == config
     assert json.loads((directory / workdir.DATA).read_text()) == data
