@@ -1,5 +1,7 @@
 """What is read off a graph: the color of each operation, the dtypes of the products, the conversions, what is saved."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,6 +47,11 @@ def error(got, want):
     assert [leaf.dtype for leaf in jax.tree.leaves(got)] == [leaf.dtype for leaf in jax.tree.leaves(want)]
     pairs = [(np.float64(a), np.float64(b)) for a, b in zip(floats(got), floats(want), strict=True)]
     return float(np.max([np.abs(a - b).max() / max(np.abs(b).max(), 1e-30) for a, b in pairs]))
+
+
+def line_of(fn, below=1):
+    """The file and the number of a line below the `def` of a function, as a report has it."""
+    return f"{pathlib.Path(fn.__code__.co_filename).name}:{fn.__code__.co_firstlineno + below} ({fn.__qualname__})"
 
 
 def conversions(jaxpr):

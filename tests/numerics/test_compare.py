@@ -14,7 +14,7 @@ from mixedres import autocast
 from mixedres.numerics import compare, first_nonfinite
 from mixedres.numerics._compare import running
 from mixedres.numerics._compare.exact import evaluate
-from tests.amp.graphs import distance
+from tests.amp.graphs import distance, line_of
 from tests.arrays import normal
 
 F16 = jnp.float16
@@ -111,10 +111,9 @@ def test_casts_of_a_helper_have_the_line_of_their_caller():
         return a + half(w).astype(x.dtype)
 
     report = compare(fn, normal(0, (8, 8)), normal(1, (8, 8)), dtype=None)
-    first, second = (fn.__code__.co_firstlineno + i for i in (1, 2))
     worst, other = report.contributors
-    assert worst.row.source.endswith(f"test_compare.py:{first} ({fn.__qualname__})") and worst.share > 0.99
-    assert other.row.source.endswith(f"test_compare.py:{second} ({fn.__qualname__})")
+    assert worst.row.source.endswith(line_of(fn)) and worst.share > 0.99
+    assert other.row.source.endswith(line_of(fn, 2))
 
 
 def nearest(codes, x):
@@ -137,7 +136,7 @@ def test_operation_before_integers_that_choose_is_named(fn, primitive):
     report = compare(fn, codes, x, dtype=None)
     worst = report.contributors[0]
     assert not report.is_fine and worst.share > 0.9 and worst.selected > 0.9 and worst.row.primitive == primitive
-    assert f":{fn.__code__.co_firstlineno + 1} ({fn.__name__})" in worst.row.source
+    assert line_of(fn) in worst.row.source
     assert report.advice[0].endswith("roundings change what its numbers select; compute them in float32")
 
 

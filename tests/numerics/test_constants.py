@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mixedres.numerics import compare
-from tests.amp.graphs import distance
+from tests.amp.graphs import distance, line_of
 
 # JAX warns of constants that become infinite.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")
@@ -18,11 +18,6 @@ X = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
 POSITIVE, EDGE = abs(X) + 0.1, abs(X)
 EDGE[0] = 0
 POSITIONS, RATES = np.arange(3000.0), 10000.0 ** (-np.arange(8) / 8)
-
-
-def line_of(fn):
-    """The number of the line below the `def` of a function, as a report has it."""
-    return f"test_constants.py:{fn.__code__.co_firstlineno + 1}"
 
 
 MEASURED = {

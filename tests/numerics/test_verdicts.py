@@ -10,15 +10,10 @@ import pytest
 from mixedres import autocast
 from mixedres.amp import PrecisionWarning
 from mixedres.numerics import compare
-from tests.amp.graphs import distance
+from tests.amp.graphs import distance, line_of
 
 F16 = jnp.float16
 X, W = (np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((8, 16), (16, 16)))
-
-
-def line_of(fn):
-    """The number of the line below the `def` of a function, as a report has it."""
-    return f"test_verdicts.py:{fn.__code__.co_firstlineno + 1}"
 
 
 def total(dtype, terms):
