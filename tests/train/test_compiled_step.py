@@ -11,14 +11,8 @@ from mixedres.train import start
 from tests.train import run_cases
 
 
-class Averaging(nn.Module):
+class Averaging(models.Network):
     """A product with a matrix of one constant before a mean, which XLA's fusions for CPUs compute wrong."""
-
-    num_classes: int
-    policy: object
-    norm_policy: object
-    precision: object
-    keep_float32: str
 
     @nn.compact
     def __call__(self, images, train=False):
