@@ -1,7 +1,6 @@
 """How the tests of hostile files and places run a command, and what its end must look like."""
 
 import contextlib
-import dataclasses
 import io
 import os
 import subprocess
@@ -12,20 +11,10 @@ from tests import ROOT
 from tests.train import run_cases
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How a command ended: its exit status and its lines."""
-
-    status: int
-    out: list[str]
-    err: list[str]
-
-
 def run(*command, env=None):
     """Runs ``python -m COMMAND...`` as a process of its own, with one device, and returns how it ended."""
     options = {"cwd": ROOT, "env": environment(env), "timeout": 240, "capture_output": True}
-    done = subprocess.run([sys.executable, "-m", *map(os.fspath, command)], errors="backslashreplace", **options)
-    return Outcome(done.returncode, done.stdout.splitlines(), done.stderr.splitlines())
+    return subprocess.run([sys.executable, "-m", *map(os.fspath, command)], errors="backslashreplace", **options)
 
 
 def environment(changes=None):
@@ -44,14 +33,12 @@ def run_here(main, *arguments):
     """Runs ``main(["mixedres", *arguments])`` in this process, which is faster, and returns how it ended."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         status = main(["mixedres", *map(os.fspath, arguments)])
-    return Outcome(status, out.getvalue().splitlines(), err.getvalue().splitlines())
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
 
 
 def assert_one_line(outcome, status, *words):
     """`outcome` has this status, and its last line alone, without a traceback, has all the words."""
-    shown = "\n".join(outcome.err)
-    assert outcome.status == status, shown
-    assert "Traceback" not in shown
-    assert outcome.err, outcome.out
+    assert outcome.returncode == status and "Traceback" not in outcome.stderr, outcome.stderr
+    assert outcome.stderr, outcome.stdout
     for word in words:
-        assert word in outcome.err[-1], (word, outcome.err[-1])
+        assert word in outcome.stderr.splitlines()[-1], (word, outcome.stderr)

@@ -90,8 +90,8 @@ def test_names_outside_the_encoding_are_escaped(place):
     options += ("--config.data.image_size=8", "--config.batch_size=8", "--config.data.on_error=skip")
     options += ("--config.data.split_seed=3", "--config.num_devices=1", f"--workdir={place}/run")
     outcome = run("mixedres.main", *options, env={"PYTHONIOENCODING": "ascii:strict"})
-    assert outcome.status == 0, outcome.err
-    assert any(r"\u68a8/bad.png: it is not an image" in line for line in outcome.out)
+    assert outcome.returncode == 0, outcome.stderr
+    assert any(r"\u68a8/bad.png: it is not an image" in line for line in outcome.stdout.splitlines())
     unreadable = json.loads((place / "run" / "summary.json").read_text())["unreadable_images"]
     assert unreadable["count"] == 1 and list(unreadable["first"]) == [f"{place}/images/梨/bad.png"]
     outcome = run("mixedres.predict", f"--from={place}/run", place / "images", env={"PYTHONIOENCODING": "ascii:strict"})
@@ -104,10 +104,9 @@ def test_control_characters_in_names_are_escaped(place):
     Image.new("RGB", (32, 32)).save(place / "a.png")
     (place / "b\x1b[31m\nred.png").write_text("nothing")
     outcome = run_here(predict.main, f"--from={weights}", place / "a.png", place / "b\x1b[31m\nred.png", "--topk=10")
-    assert outcome.status == 1 and len(outcome.out) == 11 and len(outcome.err) == 3
-    assert not [line for line in (*outcome.out, *outcome.err) if not line.isprintable()]
-    said = "".join(outcome.out)
-    assert r"\x1b]0;owned\x07" in said and r"two\nlines" in said
+    assert (outcome.returncode, outcome.stdout.count("\n"), outcome.stderr.count("\n")) == (1, 11, 3)
+    assert all(map(str.isprintable, (outcome.stdout + outcome.stderr).split("\n")))
+    assert r"\x1b]0;owned\x07" in outcome.stdout and r"two\nlines" in outcome.stdout
 
 
 def test_control_characters_in_notes_are_escaped(place):
@@ -125,4 +124,5 @@ def test_control_characters_in_notes_are_escaped(place):
 
 def test_long_values_are_shortened(place):
     outcome = run_here(predict.main, f"--from={place}", "x" * 50000)
-    assert outcome.status == 2 and len(outcome.err[-1]) < 2500 and "characters ..." in outcome.err[-1]
+    assert_one_line(outcome, 2, "characters ...")
+    assert len(outcome.stderr.splitlines()[-1]) < 2500

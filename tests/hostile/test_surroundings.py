@@ -16,7 +16,7 @@ def test_missing_platform_is_one_line(place):
 @pytest.mark.slow
 def test_commands_run_with_warnings_as_errors(place):
     options = ("--config=digits:fp32,model=cifar_resnet8,steps=2", "--config.data.image_size=8")
-    assert run("mixedres.main", *options, f"--workdir={place}/run", env={"PYTHONWARNINGS": "error"}).status == 0
+    assert run("mixedres.main", *options, f"--workdir={place}/run", env={"PYTHONWARNINGS": "error"}).returncode == 0
 
 
 def test_process_0_listens_on_its_own_address(place):
