@@ -343,18 +343,20 @@ def scaled_sgd(scale=SCALE):
     return precision.loss_scaled(optax.sgd(0.1), scale)
 
 
-@pytest.mark.parametrize(
-    "around",
-    [
-        lambda tx: optax.MultiSteps(tx, 2),
-        lambda tx: optax.masked(tx, {"w": True}),
-        lambda tx: optax.partition({"a": tx, "b": optax.set_to_zero()}, {"w": "a"}),
-        lambda tx: optax.conditionally_mask(tx, lambda step: step >= 0),
-    ],
-    ids=["MultiSteps", "masked", "partition", "conditionally_mask"],
-)
-def test_wrapper_takes_scaled_gradients_inside_alone(around):
-    _, grads = GRAD(SCALE, PARAMS, BATCH)
+WRAPPERS = {
+    "MultiSteps": lambda tx: optax.MultiSteps(tx, 2),
+    "masked": lambda tx: optax.masked(tx, {"w": True}),
+    "partition": lambda tx: optax.partition({"a": tx, "b": optax.set_to_zero()}, {"w": "a"}),
+    "conditionally_mask": lambda tx: optax.conditionally_mask(tx, lambda step: step >= 0),
+    "apply_if_finite": lambda tx: optax.apply_if_finite(tx, 3),
+    "conditionally_transform": lambda tx: optax.conditionally_transform(tx, lambda step: step >= 0),
+    "chain": lambda tx: optax.chain(optax.identity(), optax.apply_if_finite(tx, 3)),
+}
+
+
+@pytest.mark.parametrize("name", ["MultiSteps", "masked", "partition", "conditionally_mask"])
+def test_wrapper_takes_scaled_gradients_inside_alone(name):
+    (_, grads), around = GRAD(SCALE, PARAMS, BATCH), WRAPPERS[name]
     outside = around(scaled_sgd())
     with pytest.raises((ValueError, TypeError), match=r"put other wrappers inside, as in loss_scaled\(optax\."):
         outside.update(grads, outside.init(PARAMS), PARAMS)
@@ -362,21 +364,12 @@ def test_wrapper_takes_scaled_gradients_inside_alone(around):
     inside.update(grads, inside.init(PARAMS), PARAMS)
 
 
-@pytest.mark.parametrize(
-    "around",
-    [
-        lambda tx: optax.partition({"a": tx, "b": optax.set_to_zero()}, {"w": "a"}),
-        lambda tx: optax.apply_if_finite(tx, 3),
-        lambda tx: optax.conditionally_transform(tx, lambda step: step >= 0),
-        lambda tx: optax.chain(optax.identity(), optax.apply_if_finite(tx, 3)),
-    ],
-    ids=["partition", "apply_if_finite", "conditionally_transform", "chain"],
-)
-def test_state_of_a_wrapper_around_loss_scaled_is_refused(around):
-    state = around(scaled_sgd()).init(PARAMS)
+@pytest.mark.parametrize("name", ["partition", "apply_if_finite", "conditionally_transform", "chain"])
+def test_state_of_a_wrapper_around_loss_scaled_is_refused(name):
+    state = WRAPPERS[name](scaled_sgd()).init(PARAMS)
     with pytest.raises(TypeError, match=r"^optax\.\w+ is around .*: precision.loss_scaled\(optax\.\w+\(\.\.\.\), loss"):
         GRAD(state, PARAMS, BATCH)
-    without = around(scaled_sgd(precision.NoOpLossScale())).init(PARAMS)
+    without = WRAPPERS[name](scaled_sgd(precision.NoOpLossScale())).init(PARAMS)
     assert precision.find_state(without).grads_finite  # for plain gradients, which the wrapper takes
 
 
