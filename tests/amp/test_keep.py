@@ -23,24 +23,10 @@ def in_scope(name, fn):
     return scoped
 
 
-@jax.custom_jvp
-def by_jvp(x):
-    return in_scope("deep", lambda x: x @ W)(x)
-
-
-@by_jvp.defjvp
-def _(primals, tangents):
-    return by_jvp(*primals), in_scope("deep", lambda t: t @ W)(*tangents)
-
-
-@jax.custom_vjp
-def by_vjp(x):
-    return in_scope("deep", lambda x: x @ W)(x)
-
-
-by_vjp.defvjp(lambda x: (by_vjp(x), None), lambda _, g: (in_scope("deep", lambda g: g @ W.T)(g),))
-
 deep = in_scope("deep", lambda x: x @ W)
+by_jvp, by_vjp = jax.custom_jvp(deep), jax.custom_vjp(deep)
+by_jvp.defjvp(lambda primals, tangents: (by_jvp(*primals), deep(*tangents)))
+by_vjp.defvjp(lambda x: (by_vjp(x), None), lambda _, g: (in_scope("deep", lambda g: g @ W.T)(g),))
 CALLS = {
     "plain": deep,
     "jit": jax.jit(deep),
