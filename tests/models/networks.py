@@ -49,6 +49,16 @@ def random_variables(model, seed=0, dtype=np.float32, image_shape=(1, 32, 32, 3)
     )
 
 
+def training_program(apply, variables, images):
+    """The jaxpr of the forward pass in training, and of the gradient of every parameter."""
+
+    def loss(params, others, images):
+        logits, updates = apply({**others, "params": params}, images, True, mutable=["batch_stats"])
+        return jnp.square(logits).sum(), updates
+
+    return jax.make_jaxpr(jax.grad(loss, has_aux=True))(variables["params"], variables, images)
+
+
 def relative(actual, expected):
     """The largest error, relative to the largest number."""
     expected = np.asarray(expected, np.float64)

@@ -10,7 +10,7 @@ import pytest
 
 from mixedres._internal.jax_compat import equations
 from mixedres.models.resnet import Block
-from tests.models.networks import shapes_of, small
+from tests.models.networks import shapes_of, small, training_program
 
 IMAGES = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
 # A ResNet-50 of one block in each of two stages: a stem, 3 convolutions a block, 2 projections.
@@ -37,13 +37,7 @@ def test_policy_sets_the_dtype_of_the_logits():
 def test_sums_over_examples_and_pixels_are_float32(version, dtype, norms):
     """Of a ResNet-50 in training, and of the gradient of every parameter."""
     model = small("resnet50", version, policy(dtype), STAGES)
-    variables = shapes_of(model)
-
-    def loss(params, others, images):
-        logits, updates = model.apply({**others, "params": params}, images, True, mutable=["batch_stats"])
-        return jnp.square(logits).sum(), updates
-
-    jaxpr = jax.make_jaxpr(jax.grad(loss, has_aux=True))(variables["params"], variables, IMAGES)
+    jaxpr = training_program(model.apply, shapes_of(model), IMAGES)
     on_maps = [eqn for eqn in equations(jaxpr) if eqn.invars and getattr(eqn.invars[0].aval, "ndim", 0) == 4]
     sums = [eqn for eqn in on_maps if eqn.primitive.name == "reduce_sum" and {0, 1, 2} <= set(eqn.params["axes"])]
     # Forward two moments for each norm; backward at least the gradients of scale and bias.
