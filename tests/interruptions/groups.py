@@ -56,16 +56,8 @@ class Fault:
     seconds: float = STOPPED
 
 
-@dataclasses.dataclass
-class Outcome:
-    """Exit statuses, and the last line of the standard error output, of each process."""
-
-    statuses: list[int]
-    last: list[str]
-
-
 def together(workdir, count, fault=None, *, timeout=15.0):
-    """Runs `count` processes to their end, one of them with a fault."""
+    """Runs `count` processes to their end, one of them with a fault; (exit statuses, last lines of their errors)."""
     port = free_port()
     with tempfile.TemporaryDirectory() as place:
         logs, started = Path(place), []
@@ -89,7 +81,7 @@ def together(workdir, count, fault=None, *, timeout=15.0):
                 process.join()
         errors = [(logs / f"{rank}.err").read_text(errors="replace") for rank in range(count)]
     last = [(error.strip().splitlines() or [""])[-1] for error in errors]
-    return Outcome([p.exitcode for p in started], last)
+    return [p.exitcode for p in started], last
 
 
 def _child(argv, fault, log):
@@ -175,10 +167,9 @@ def result(workdir):
     return found["fingerprint"], found["metrics"]
 
 
-def named(outcome, fault, survivors):
+def named(last, fault, survivors):
     """Returns whether the last line of every survivor is ours and names the process of the fault."""
-    lines = [outcome.last[rank] for rank in survivors]
-    return all(re.match(rf"mixedres: .*\bprocess {fault.rank}\b", line) for line in lines)
+    return all(re.match(rf"mixedres: .*\bprocess {fault.rank}\b", last[rank]) for rank in survivors)
 
 
 def one_fault(place, count, fault, wanted):
@@ -186,14 +177,14 @@ def one_fault(place, count, fault, wanted):
     timeout = 12.0 if count < 8 else 60.0
     workdir = place / "run"
     shutil.rmtree(workdir, ignore_errors=True)
-    first = together(workdir, count, fault, timeout=timeout)
+    statuses, last = together(workdir, count, fault, timeout=timeout)
     survivors = [rank for rank in range(count) if rank != fault.rank]
-    row = {"processes": count, "statuses": first.statuses, "line": first.last[survivors[0]]} | dataclasses.asdict(fault)
+    row = {"processes": count, "statuses": statuses, "line": last[survivors[0]]} | dataclasses.asdict(fault)
     # Before the processes have joined, nobody knows which of them is missing.
     goes_on = fault.action in ("stop", "late", "clock") or fault.place == "start"
-    row["named"] = goes_on or named(first, fault, survivors)
-    if any(first.statuses):
-        row["again"] = together(workdir, count, timeout=60.0).statuses
+    row["named"] = goes_on or named(last, fault, survivors)
+    if any(statuses):
+        row["again"], _ = together(workdir, count, timeout=60.0)
     row["same"] = (workdir / "summary.json").exists() and result(workdir) == wanted
     return row
 
@@ -204,8 +195,8 @@ def undisturbed(place, count):
     for index in range(2):
         workdir = place / f"whole{index}"
         shutil.rmtree(workdir, ignore_errors=True)
-        outcome = together(workdir, count, timeout=60.0)
-        assert not any(outcome.statuses), outcome
+        statuses, last = together(workdir, count, timeout=60.0)
+        assert not any(statuses), last
         results.append(result(workdir))
     assert results[0] == results[1], "two undisturbed runs have other bits"
     return results[0]
