@@ -297,6 +297,7 @@ def test_shares_are_equal(monkeypatch, cores, slots):
         assert len(shares[0]) == 1 and max(map(used.count, used)) - min(map(used.count, used)) <= 1
 
 
+@pytest.mark.usefixtures("handlers")
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # where a test before this one started JAX
 def test_job_whose_time_is_up_saves_and_is_handed_in_again(monkeypatch, tmp_path):
     """SLURM's signal comes while the job waits for its run, and the run takes its time to save."""
@@ -305,7 +306,6 @@ def test_job_whose_time_is_up_saves_and_is_handed_in_again(monkeypatch, tmp_path
     run.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(run))
     job, handed_in = jobs.Job(("--config=c.py",), tmp_path / "runs" / "run"), []
-    before = {number: signal.getsignal(number) for number in signals.SIGNALS}
     signal.signal(signal.SIGUSR2, lambda *_: handed_in.append(job.checkpoint()))
 
     def time_is_up():
@@ -320,8 +320,6 @@ def test_job_whose_time_is_up_saves_and_is_handed_in_again(monkeypatch, tmp_path
         assert job()["exit_status"] == 143
     finally:
         thread.join()
-        for number, handler in before.items():
-            signal.signal(number, handler)
     assert (tmp_path / "runs" / "run.log").read_text() == "began\nsaved\n"
     again = handed_in[0].function
     assert (again.arguments, again.workdir) == (job.arguments, job.workdir)
