@@ -113,27 +113,18 @@ def check(params, rule, rtol=2e-5):
         np.testing.assert_allclose(params[key], w, rtol=rtol, atol=rtol / 10, err_msg=key)
 
 
+@pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
-def test_sgd_follows_the_formula(momentum, nesterov):
+def test_sgd_follows_the_formula(momentum, nesterov, inside):
+    """With the rate inside the momentum, Keras' formulas: v = m v - rate g, then w += v or w += m v - rate g."""
+
     def rule(step, key, w, g, memory):
-        # Coupled: the decay goes through the momentum, and the rate does not.
-        g = g + DECAY * w * (key == "kernel")
+        # Coupled: the decay goes through the momentum, and the rate does not, unless it is inside.
+        g = (g + DECAY * w * (key == "kernel")) * (rate_at(step) if inside else 1)
         v = memory["v"] = momentum * memory.get("v", 0) + g
-        return w - rate_at(step) * (g + momentum * v if nesterov else v)
+        return w - (g + momentum * v if nesterov else v) * (1 if inside else rate_at(step))
 
-    check(trained("sgd", momentum=momentum, nesterov=nesterov), rule)
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_sgd_with_the_rate_inside_the_momentum(nesterov):
-    """Keras' formulas: v = m v - rate g, then w += v or w += m v - rate g."""
-
-    def rule(step, key, w, g, memory):
-        g = g + (DECAY * w if key == "kernel" else 0)
-        v = memory[key] = 0.9 * memory.get(key, 0) - rate_at(step) * g
-        return w + (0.9 * v - rate_at(step) * g if nesterov else v)
-
-    check(trained("sgd", momentum=0.9, nesterov=nesterov, rate_in_momentum=True), rule)
+    check(trained("sgd", momentum=momentum, nesterov=nesterov, rate_in_momentum=inside), rule)
 
 
 def test_adamw_follows_the_formula():
