@@ -206,16 +206,13 @@ def test_nnx_optimizer_takes_the_steps_of_float32():
         trained(loss_scaled(optax.sgd(0.1), SCALE), lambda loss, _, model: nnx.value_and_grad(loss)(model))
 
 
-def sam(loss_scale):
-    adversary = optax.chain(optax.contrib.normalize(), optax.sgd(0.05))
-    return loss_scaled(optax.contrib.sam(optax.sgd(0.1), adversary, opaque_mode=True), loss_scale)
+SAM = optax.contrib.sam(optax.sgd(0.1), optax.chain(optax.contrib.normalize(), optax.sgd(0.05)), opaque_mode=True)
 
 
 def test_gradients_of_the_optimizer_itself_are_unscaled():
-    plain = optax.contrib.sam(optax.sgd(0.1), optax.chain(optax.contrib.normalize(), optax.sgd(0.05)), opaque_mode=True)
     grad_fn = jax.grad(lambda params, _: loss(params, X))
-    expected, _ = plain.update(grad_fn(PARAMS, 0), plain.init(PARAMS), PARAMS, grad_fn=grad_fn)
-    tx = sam(SCALE)
+    expected, _ = SAM.update(grad_fn(PARAMS, 0), SAM.init(PARAMS), PARAMS, grad_fn=grad_fn)
+    tx = loss_scaled(SAM, SCALE)
     state = tx.init(PARAMS)
 
     def scaled_grad_fn(params, _):
@@ -224,7 +221,7 @@ def test_gradients_of_the_optimizer_itself_are_unscaled():
     updates, after = tx.update(scaled_grad_fn(PARAMS, 0), state, PARAMS, grad_fn=scaled_grad_fn)
     close(updates, expected)
     assert after.grads_finite
-    unscaled = sam(NoOpLossScale())
+    unscaled = loss_scaled(SAM, NoOpLossScale())
     close(unscaled.update(grad_fn(PARAMS, 0), unscaled.init(PARAMS), PARAMS, grad_fn=grad_fn)[0], expected)
 
     def broken(params, _):
@@ -237,7 +234,7 @@ def test_gradients_of_the_optimizer_itself_are_unscaled():
 
 def test_functions_that_cannot_be_unscaled_are_refused():
     grads = graded(SCALE, PARAMS, X)[1]
-    tx = sam(SCALE)
+    tx = loss_scaled(SAM, SCALE)
     with pytest.raises(TypeError, match=r"^grad_fn must return gradients that carry their loss scale, got dict; .*$"):
         tx.update(grads, tx.init(PARAMS), PARAMS, grad_fn=lambda params, _: jax.grad(loss)(params, X))
 
