@@ -120,8 +120,7 @@ def test_errors_page_has_matrix_classes_and_worst_errors(tmp_path):
     words = photographs.write_errors(tmp_path / "errors.html", found, source(4, ("a", "b", "<c>", "d")), "my run")
     text = (tmp_path / "errors.html").read_text()
     assert words == f"errors: {tmp_path / 'errors.html'}"
-    expected = np.zeros((4, 4), int)
-    np.add.at(expected, (labels, predicted), 1)
+    expected = metrics.confusion_matrix(labels, predicted, labels=range(4))
     cells = re.findall(r"<td(?: class=\"miss\")? style=\"--f:([0-9.]+)\" title=\"[^\"]*\">(\d*)</td>", text)
     np.testing.assert_array_equal(np.reshape([int(count or 0) for _, count in cells], (4, 4)), expected)
     shares = np.reshape([float(share) for share, _ in cells], (4, 4))
