@@ -65,7 +65,7 @@ LINES = {
     "photographs": 1211,
     "trackers": 199,
     "javascript": 499,
-    "tests": 28404,
+    "tests": 28393,
     "experiments": 7398,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.

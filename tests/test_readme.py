@@ -150,8 +150,8 @@ def pairs(*trees):
 
 
 @pytest.mark.slow
-def test_states_and_microbatches_of_the_docs(tmp_path):
-    """A scan over microbatches takes the step of the whole batch; a restored state has the same bits."""
+def test_microbatches_of_the_docs():
+    """A scan over microbatches takes the step of the whole batch."""
     names = run(ROOT / "docs" / "precision.md", without_tabs=True)
     params, batch = {"w": normal(0, (8, 2))}, {"x": normal(1, (32, 8)), "y": normal(2, (32, 2))}
     state = names["tx"].init(params)
@@ -160,9 +160,6 @@ def test_states_and_microbatches_of_the_docs(tmp_path):
     np.testing.assert_allclose(parts[2], whole[2], rtol=1e-3)
     for left, right in pairs(parts[1].inner_state, whole[1].inner_state):
         np.testing.assert_allclose(left, right, rtol=1e-2, atol=1e-4)
-    names["save"](tmp_path / "run.npz", whole[:2])
-    for left, right in pairs(names["restore"](tmp_path / "run.npz", (params, state)), whole[:2]):
-        assert left.dtype == right.dtype and (np.asarray(left) == right).all()
 
 
 def test_input_costs_equal_the_results_file():

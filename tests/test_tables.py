@@ -181,16 +181,18 @@ def partition(make, gradient, apply, _):
     assert scales == [SCALE, SCALE / 2]
 
 
-def freezing(code):
-    """The optimizer of one parameter moves it by its gradient; the other stays, and a step is skipped for both."""
-    tx = written(code, labels={"w": "train", "frozen": "freeze"})
-    params = PARAMS | {"frozen": jnp.ones(2)}
-    state = tx.init(params)
+def skipping(code, **frozen):
+    """The optimizer moves a parameter by its gradient and leaves those that are frozen; a step is skipped for all."""
+    tx = written(code, labels={"w": "train"} | dict.fromkeys(frozen, "freeze"))
+    state = tx.init(params := PARAMS | frozen)
+    grad_fn = precision.value_and_grad(
+        lambda params, batch: loss_fn(params, batch) + sum(params[n].sum() for n in frozen)
+    )
     for batch, finite in ((BATCH, True), (BATCH * jnp.inf, False)):
-        _, grads = written("grad_fn(state, params, batch)", state=state, params=params, batch=batch)
+        _, grads = grad_fn(state, params, batch)
         updates, state = tx.update(grads, state, params)
         close(updates["w"], -RATE * exact()[1] * finite)
-        assert state.grads_finite == finite and not np.any(updates["frozen"])
+        assert state.grads_finite == finite and not any(np.any(updates[name]) for name in frozen)
 
 
 def selection(code):
@@ -231,18 +233,8 @@ def save_and_restore(*_):
     exec(textwrap.dedent(tab), names)
     names["save"](file, saved := (PARAMS, written("state")))
     file.seek(0)
-    jax.tree.map(np.testing.assert_array_equal, names["restore"](file, jax.tree.map(jnp.zeros_like, saved)), saved)
-
-
-def without_scale(code):
-    """Gradients are those of the loss, and a step that is not finite is skipped."""
-    tx = written(code)
-    for batch, finite in ((BATCH, True), (BATCH * jnp.inf, False)):
-        state = tx.init(PARAMS)
-        _, grads = written("grad_fn(state, params, batch)", state=state, batch=batch)
-        updates, state = tx.update(grads, state, PARAMS)
-        assert state.grads_finite == finite
-        close(updates["w"], -RATE * exact()[1] if finite else 0 * PARAMS["w"])
+    back = names["restore"](file, jax.tree.map(jnp.zeros_like, saved))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), back, saved)
 
 
 def policy(code, _):
@@ -265,7 +257,7 @@ CASES = {
     "optax.MultiSteps": both(several, None),
     "jax.shard_map": shard_map,
     "two losses with a scale each": partition,
-    "frozen parameters": freezing,
+    "frozen parameters": lambda code: skipping(code, frozen=jnp.ones(2)),
     "a moving average (EMA)": lambda code, _: close(
         written(code, ema={"w": 0 * PARAMS["w"]})["w"], 0.001 * PARAMS["w"]
     ),
@@ -282,7 +274,7 @@ CASES = {
     "gradient_accumulation_steps=4": both(several, None),
     "tf32=True": tf32,
     'with torch.autocast("cuda", torch.float16): loss = loss_fn(...)': half,
-    "torch.bfloat16": both(lambda code: half(code, "bf16"), None, without_scale),
+    "torch.bfloat16": both(lambda code: half(code, "bf16"), None, skipping),
     "scaler = torch.amp.GradScaler()": optimizer,
     "init_scale=65536.0": loss_scale(2.0**16, 2000),
     "scaler.scale(loss).backward()": half_gradients,
