@@ -23,13 +23,14 @@ source "${VENV:-.venv}/bin/activate"
 
 # The shell alone gets USR1 and passes it on: the sweep stops its run, which saves, and the requeued task goes on.
 trap ':' TERM
-trap 'kill -USR1 "$driver"' USR1
+warned=
+trap 'warned=1; kill -USR1 "$driver"' USR1
 python -m experiments.sweep --sweep="$sweep" --only="seed=$SLURM_ARRAY_TASK_ID(,|\$)" \
     "$@" --config.data.threads="$SLURM_CPUS_PER_TASK" &
 driver=$!
 wait "$driver" && status=0 || status=$?
 while kill -0 "$driver" 2>/dev/null; do wait "$driver" && status=0 || status=$?; done
 
-# The driver of a sweep ends with 130 after every signal that asks it to stop.
-if [ "$status" -eq 130 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+# The driver of a sweep ends with 130 after every signal that asks it to stop; scancel and preemptions send TERM.
+if [ "$status" -eq 130 ] && [ -n "$warned" ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit "$status"

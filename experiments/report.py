@@ -3,8 +3,9 @@
 python -m experiments.report runs/sweeps/precision
 python -m experiments.report --evidence runs/sweeps/fashion_mnist    (image by image; --evidence --help explains it)
 
-Writes report.html (one file with its images inside), report.md, its tables as tables/*.csv and *.tex (LaTeX), and
-plots/*.png, *.svg into the sweep's directory, and with --name=NAME the numbers to experiments/results/sweep_NAME.json.
+Writes report.html (one file with its images inside), report.md, its tables as tables/*.csv and *.tex (LaTeX), the
+numbers of every run as tables/runs.csv, and plots/*.png, *.svg into the sweep's directory, and with --name=NAME the
+numbers to experiments/results/sweep_NAME.json.
 Differences and ratios are taken seed by seed against the sweep's baseline; intervals are 95 % ones of Student's t.
 Equal differences in all seeds have no interval; an interval of top-1 reaches at least one test image to each side.
 """
@@ -17,7 +18,17 @@ import sys
 from collections.abc import Callable, Sequence
 
 from experiments.lib import plots, runs, tables
-from experiments.lib.comparison import Estimate, Results, Variant, difference, document, ratio, read, test_images
+from experiments.lib.comparison import (
+    FIGURES,
+    Estimate,
+    Results,
+    Variant,
+    difference,
+    document,
+    ratio,
+    read,
+    test_images,
+)
 from experiments.lib.tables import Table
 from mixedres._internal import pages
 from mixedres._internal.cli import console
@@ -102,7 +113,19 @@ def pair_table(with_it: Variant, without: Variant) -> Table:
     for label, figure, form in PAIR_ROWS:
         means = [variant.mean(figure) for variant in (with_it, without)]
         rows.append([label, *(form.format(mean[0]) if mean else "-" for mean in means)])
-    return ["", f"with mixed precision ({with_it.name})", f"without ({without.name})"], rows
+    presets = [variant.overrides.get("preset", "fp32") for variant in (with_it, without)]
+    if presets[0] != "fp32" == presets[1]:
+        return ["", f"with mixed precision ({with_it.name})", f"without ({without.name})"], rows
+    return ["", with_it.name, without.name], rows
+
+
+def runs_table(results: Results) -> Table:
+    """A row a run, with every figure as a plain number."""
+    rows = []
+    for variant in results.variants:
+        figures = [variant.values(figure) for figure in FIGURES]
+        rows += [[variant.name, str(seed), *(str(of.get(seed, "")) for of in figures)] for seed in variant.summaries]
+    return ["run", "seed", *FIGURES], rows
 
 
 def choose_pair(results: Results, names: Sequence[str] | None) -> tuple[Variant, Variant] | None:
@@ -128,12 +151,13 @@ def circumstances(results: Results) -> str:
 
 
 def about_intervals(results: Results) -> str:
-    """Returns a sentence that says which intervals are left out or widened, and why."""
+    """Returns sentences that say what the numbers of the tables are, and which intervals are left out or widened."""
     images = test_images(results.variants)
     size = f"one of the {images:,} test images ({100 / images:.2g} %)" if images else "one test image"
     return (
-        "Equal differences in all seeds show no variance, so they have no interval; an interval of top-1 reaches at "
-        f"least {size} to each side, because the test set cannot tell less."
+        "± is the standard deviation over seeds. Brackets are 95 % intervals of Student's t, of differences seed by "
+        "seed and of logarithms of ratios, of n seeds. Equal differences in all seeds show no variance, so they have "
+        f"no interval; an interval of top-1 reaches at least {size} to each side: the test set cannot tell less."
     )
 
 
@@ -141,8 +165,9 @@ def _mean(variant: Variant, figure: str, form: str, unit: str, *, spread: bool =
     mean = variant.mean(figure)
     if mean is None:
         return "-"
-    deviation = f" ± {form.format(mean[1])}" if spread and len(variant.values(figure)) > 1 else ""
-    return form.format(mean[0]) + deviation + unit
+    count = len(variant.values(figure))  # a run that was stopped and went on has no time
+    deviation = f" ± {form.format(mean[1])}" if spread and count > 1 else ""
+    return form.format(mean[0]) + deviation + unit + f" (n={count})" * (count < len(variant.summaries))
 
 
 def _compared(results: Results, variant: Variant, estimate: Estimate | None, form: str, unit: str) -> str:
@@ -237,6 +262,7 @@ def main(argv: list[str]) -> int:
     replace_text(options.directory / "report.md", markdown(results, sections))
     replace_text(options.directory / "report.html", page(results, sections, folder))
     (options.directory / "tables").mkdir(exist_ok=True)
+    replace_text(options.directory / "tables" / "runs.csv", tables.to_csv(runs_table(results)))
     for title, table, _ in sections:
         if table:
             path = options.directory / "tables" / runs.slug(title)

@@ -46,7 +46,9 @@ def test_run_of_own_parts_is_read_by_every_command_that_imports_them(page, tmp_p
     flags = [f"--config={page}:fp16", f"--workdir={run}", "--config.epochs=1", "--config.num_devices=1"]
     assert run_subcommand(["mixedres", "train", *flags]) == 0
     assert (run / "evaluations.txt").read_text().count("top1") == 1
-    assert capsys.readouterr().out.endswith(f"next: mixedres predict --from=run --import={page} IMAGES --out=sheet.html\n")
+    assert capsys.readouterr().out.endswith(
+        f"next: mixedres predict --from=run --import={page} IMAGES --out=sheet.html\n"
+    )
     Image.fromarray(np.zeros((16, 16), np.uint8)).save(tmp_path / "digit.png")
     commands = {
         "eval": [f"--workdir={run}"],

@@ -235,7 +235,7 @@ def main(argv: list[str]) -> int:
     """Evaluates, compares, prints and writes; returns the exit status."""
     parser = runs.parser("report --evidence", __doc__)
     parser.add_argument("directory", type=pathlib.Path, help="the --out of experiments.sweep")
-    parser.add_argument("--name", default="fashion_mnist", help="of the files of results (default fashion_mnist)")
+    parser.add_argument("--name", help="of the file of results (default: the name of the directory)")
     parser.add_argument("--add", type=pathlib.Path, metavar="FILE", help="add the seeds of an earlier evidence")
     parser.add_argument("--doctor", action="store_true", help="ask the doctor about the smallest loss scale, too")
     options = parser.parse_args(argv)
@@ -259,7 +259,7 @@ def main(argv: list[str]) -> int:
     if options.add:
         document["added"] = [*earlier.pop("added", []), {name: earlier.get(name) for name in KEPT}]
     document["seconds"] = {v.name: v.mean("seconds") for v in results.variants}
-    path = runs.write(f"evidence_{options.name}", document)
+    path = runs.write(f"evidence_{options.name or options.directory.resolve().name}", document)
     plots.save(plots.presets(found, MARGINS["top1"]), path)
     console.show("", *table(found), "", *([f"doctor: {said}"] if said else []), str(path))
     return 0

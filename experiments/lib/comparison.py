@@ -18,6 +18,7 @@ from mixedres.checkpoints import workdir
 # Figures of a run, functions of its summary; they return None where the run cannot tell.
 FIGURES: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "top1": lambda s: 100 * s["eval"]["top1"],
+    "test_loss": lambda s: s["eval"].get("loss"),
     "train_loss": lambda s: s["train"]["loss"],
     "seconds": lambda s: s["train"]["seconds"] if s["train"]["first_step"] == 0 else None,
     "images_per_second": lambda s: s["train"]["examples_per_second"],

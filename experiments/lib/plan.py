@@ -86,6 +86,8 @@ def expand(sweep: Sweep, more: Sequence[str] = ()) -> list[Run]:
         except ConfigError as error:
             raise ConfigError(f"run {run.name} of the sweep: {error}") from None
         runs[run.name] = run
+    if sweep.baseline and not any(run.overrides == run.overrides | sweep.baseline for run in runs.values()):
+        raise ConfigError(f"baseline {sweep.baseline} of the sweep is in no run, such as {name_of(differing[0])}")
     return list(runs.values())
 
 

@@ -33,6 +33,7 @@ class Task:
     slot: int | None = None  # which of the runs at a time it is
     exit_status: int | None = None
     message: str = ""
+    grown: bool = False  # the run in the directory is shorter than this one, whatever its summary says
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of the run; None before its end."""
@@ -69,7 +70,7 @@ class Task:
         slot = earlier.pop("slot", None)
         if RecordedRun(self.directory).in_use():
             self.state, self.slot = RUNNING, slot
-        elif self.summary():
+        elif self.summary() and not self.grown:
             self.state, self.exit_status = FINISHED, 0
         elif earlier and (job := jobs.still_queued(queue, **earlier)):
             self.state, self.job = RUNNING, job
@@ -82,7 +83,7 @@ class Task:
         """Brings `state` up to date."""
         if self.job is None:
             if not RecordedRun(self.directory).in_use():  # the one that was left running has ended, however it did
-                self.state = FINISHED if self.summary() else WAITING
+                self.state = FINISHED if self.summary() and not self.grown else WAITING
         elif self.job.done():
             self._take_result()
         elif queue.has_lost(self.job):
@@ -97,7 +98,7 @@ class Task:
             self.exit_status, self.message = None, (str(error).strip().splitlines() or [type(error).__name__])[-1]
         if self.exit_status == 2 and RecordedRun(self.directory).in_use():
             self.job = None  # another driver of the sweep was faster
-        elif self.summary() and self.exit_status in (0, None, *_STOPPED):
+        elif self.summary() and (self.exit_status == 0 or (not self.grown and self.exit_status in (None, *_STOPPED))):
             # None: a full disk took the job's result. A signal may come when the run has just written its summary.
             self.state, self.exit_status, self.message = FINISHED, 0, ""
         else:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 
 import tabulate
 
@@ -26,4 +27,5 @@ def to_latex(table: Table) -> str:
     align = ("left", *["right"] * (len(head) - 1))
     # If numbers were parsed, +1.00 would become 1.
     tabular = tabulate.tabulate(rows, head, tablefmt="latex_booktabs", disable_numparse=True, colalign=align)
-    return "% needs \\usepackage{booktabs}\n" + tabular.replace("±", "$\\pm$") + "\n"
+    tabular = re.sub(r"(?<![\w.])-(?=\d)", "$-$", tabular.replace("±", "$\\pm$"))
+    return "% needs \\usepackage{booktabs}\n" + tabular + "\n"

@@ -203,7 +203,7 @@ KEYS = (
     Key("batch_norm.sync", bool, False, "batch statistics over all devices instead of per device"),
     Key("data.name", str, "synthetic", "digits, synthetic, cifar10, idx, imagenet2012, folder, tfds:NAME"),
     *_data_keys(),
-    Key("optimizer.name", str, "sgd", "the optimizer", one_of(*OPTIMIZERS, or_of=registry.OPTIMIZERS)),
+    Key("optimizer.name", str, "sgd", "brings its own defaults", one_of(*OPTIMIZERS, or_of=registry.OPTIMIZERS)),
     Key("optimizer.learning_rate", float, 0.1, "peak rate, for lr_reference_batch images per step", POSITIVE),
     Key("optimizer.lr_reference_batch", int, 256, "multiply the rate by batch_size / this; 0: do not", NOT_NEGATIVE),
     Key("optimizer.momentum", float, 0.9, "momentum of sgd, lars and muon; beta 1 of adamw", FRACTION),

@@ -20,6 +20,7 @@ from mixedres._internal import files
 from mixedres._internal.cli import signals
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import lock
+from mixedres.config import flatten
 from tests import ROOT
 from tests.checkpoints import saved_files
 from tests.interruptions import runs
@@ -140,6 +141,10 @@ def test_axes_are_combined_and_runs_come_after_them():
         ({"axes": {"batch_size": (-1,)}}, "config.batch_size is -1; it must be > 0"),
         ({"axes": {"seed": (1, 1)}}, "the sweep has the run seed=1 twice"),
         ({"axes": {"seed": (1,)}, "runs": [{"seed": 1}]}, "the sweep has the run seed=1 twice"),
+        (
+            {"axes": {"preset": ("fp32",)}, "baseline": {"preset": "fp23"}},
+            "{'preset': 'fp23'} of the sweep is in no run",
+        ),
         ({"axes": {"seed": (1,)}, "base": "configs/nothing.py"}, "configs/nothing.py:fp32 cannot be read"),
     ],
 )
@@ -270,6 +275,20 @@ def test_run_that_another_driver_began_first_is_waited_for(tmp_path):
     with lock(task.directory / checkpoints.workdir.LOCK):
         assert scheduler.advance() and (task.state, task.job) == (RUNNING, None)
     assert not scheduler.advance() and task.state == FINISHED and scheduler.close() is None
+
+
+@pytest.mark.parametrize(("epochs", "status", "ended"), [(4, 0, None), (5, 0, FINISHED), (5, 143, INTERRUPTED)])
+def test_finished_run_that_shall_be_longer_goes_on(tmp_path, epochs, status, ended):
+    short, long = (plan.expand(Sweep("", DIGITS, {"seed": (0,)}, overrides={"epochs": n}))[0] for n in (4, epochs))
+    task = schedule.Task(long, tmp_path / "runs" / "seed=0")
+    task.directory.mkdir(parents=True)
+    (task.directory / "config.json").write_text(json.dumps(files.as_json(flatten(short.config()))))
+    (task.directory / "summary.json").write_text(json.dumps({"eval": {"top1": 0.5}}))
+    sweep.check_earlier([task])
+    executor = Executor()
+    executor.status = status
+    run(schedule.Scheduler([task], executor, 1, tmp_path))
+    assert len(executor.submitted) == (epochs > 4) and task.state == (ended or FINISHED)
 
 
 @pytest.mark.parametrize("status", [143, 138, -10, 1])
