@@ -204,7 +204,7 @@ def speed(result: dict[str, Any]) -> str:
     """Returns the presets of a benchmark on a GPU."""
     return "\n\n".join(
         [
-            f"{speed_up(result)} The step alone is timed, with plain and [fused norms](performance.md#fused-norms).",
+            f"{speed_up(result)} With plain and [fused norms](performance.md#fused-norms):",
             "\n".join(gpu_table(result["rows"])),
             f"`{result['command']}`, {_where(result)}.",
         ]
@@ -236,7 +236,8 @@ def speed_up(result: dict[str, Any]) -> str:
     return (
         f"On an {result['device']['kind']} a step of {NETWORKS[result['model']]} with {row['batch_size']} images is "
         f"{tf32:.2f} times as fast in `fp16` as in `tf32`, and {fp32:.1f} times as fast as in `fp32`: "
-        f"{row['images_per_second']:,.0f} images per second."
+        f"{row['images_per_second']:,.0f} images per second (the step alone, JAX {result['versions']['jax']}, "
+        f"{result['date']})."
     )
 
 
