@@ -66,7 +66,7 @@ LINES = {
     "trackers": 199,
     "javascript": 499,
     "tests": 28440,
-    "experiments": 7430,
+    "experiments": 7431,
 }
 # Most names that tests import past an `__init__`: a file whose names no test imports moves freely.
 DEEP_NAMES = 122
