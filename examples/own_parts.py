@@ -69,7 +69,7 @@ def get_config(preset="fp16"):
     made = config.load_config(f"digits:{preset}")
     made.model.name = "mixer"
     made.model.version = None
-    config.set_optimizer(made, "lion")
+    made.optimizer.name = "lion"
     made.optimizer.learning_rate, made.optimizer.lr_reference_batch = 3e-3, 0
     made.optimizer.weight_decay = 1e-3
     made.schedule.name = "sqrt"

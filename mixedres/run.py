@@ -22,7 +22,7 @@ from mixedres._internal.files import expanded, parse_json, read_regular, split_c
 from mixedres._internal.processes import SINGLE, SingleProcess
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import workdir as names
-from mixedres.config import flatten, key_path, load_config, set_optimizer, unflatten
+from mixedres.config import flatten, key_path, load_config, unflatten, with_keys
 
 __all__ = ["Run", "fit", "load"]
 
@@ -275,10 +275,7 @@ def _with(chosen: ConfigDict, overrides: Mapping[str, Any] | None) -> ConfigDict
     """Returns a copy of a config with some keys set; 'model' means 'model.name', as after the colon of --config."""
     given = {key_path(name): value for name, value in (overrides or {}).items()}
     given |= {name: str(value) for name, value in given.items() if isinstance(value, pathlib.PurePath)}
-    chosen = unflatten(flatten(chosen))
-    if isinstance(name := given.get("optimizer.name"), str):
-        set_optimizer(chosen, name)
-    return unflatten(flatten(chosen) | given)
+    return with_keys(chosen, given)
 
 
 def _images(given: Image | Iterable[Image]) -> Iterable[str | np.ndarray]:

@@ -13,10 +13,10 @@ from mixedres.config.values import (
     finish,
     flatten,
     key_path,
-    set_optimizer,
     split,
     unflatten,
     validate,
+    with_keys,
 )
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ __all__ = [
     "parse_flags",
     "precision_of",
     "profile_window",
-    "set_optimizer",
     "shipped_configs",
     "split",
     "unflatten",
     "validate",
+    "with_keys",
 ]
 
 __getattr__ = importer(__name__)

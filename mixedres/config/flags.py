@@ -15,8 +15,8 @@ from mixedres._internal.cli.command_line import Parser
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import split_checkpoint
 from mixedres._internal.names import PROCESS_FLAGS
-from mixedres.config.keys import KEYS, optimizer_defaults
-from mixedres.config.values import BOOLEANS, check_key, is_switch, key_path, override, override_all, validate
+from mixedres.config.keys import KEYS
+from mixedres.config.values import BOOLEANS, check_key, is_switch, key_path, override, validate
 
 # Function from a workdir to the config that the run in it recorded; the package of checkpoints lies above this one.
 ReadRun: TypeAlias = Callable[[pathlib.Path], ConfigDict]
@@ -74,17 +74,11 @@ def parse_flags(arguments: Sequence[str], read_run: ReadRun | None = None) -> Fl
     if not flags.file:
         raise ConfigError("--config is missing; try --config=configs/digits.py:fp16")
     flags.config = load_config(flags.file, read_run)
-    given = dict(map(_key_and_text, rest))
-    override_all(flags.config, _rates_after_colon(flags.file) | given)
+    for argument in rest:
+        override(flags.config, *_key_and_text(argument))
     validate(flags.config)
     _check(flags)
     return flags
-
-
-def _rates_after_colon(file: str) -> dict[str, str]:
-    """Returns the keys after the colon of --config that another optimizer would set to its defaults."""
-    given = re.findall(r"[:,]optimizer\.(\w+)=([^,]*)", file)
-    return {f"optimizer.{key}": text for key, text in given if key in optimizer_defaults("")}
 
 
 def _parser() -> Parser:

@@ -31,6 +31,31 @@ class Config(ConfigDict):  # type: ignore[misc]
         super().__setitem__(key, _plain(value))
 
 
+class Optimizer(Config):
+    """The section `optimizer`: another name brings the defaults of its optimizer, but for keys set since `settle`."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        object.__setattr__(self, "_set", set())  # a plain attribute, and no key
+        super().__init__(*given, **options)
+
+    def __setitem__(self, key: str, value: object) -> None:
+        before = self.get("name")
+        super().__setitem__(key, value)
+        self._set.add(key)
+        if key == "name" and self.name != before:
+            for option, default in optimizer_defaults(self.name).items():
+                if option in self and option not in self._set:
+                    super().__setitem__(option, default)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # of a copy, sets every key
+        object.__setattr__(self, "_set", set(state["_set"]))
+
+    def settle(self) -> None:
+        """Takes what is set as numbers of this optimizer, which another one does not take over."""
+        self._set.clear()
+
+
 def _plain(value: Any) -> object:
     """Returns `_number` of a value, or of each value of a list or a tuple."""
     return type(value)(map(_number, value)) if type(value) in (list, tuple) else _number(value)
@@ -55,10 +80,11 @@ def defaults() -> ConfigDict:
         section = config
         for part in sections:
             if part not in section:
-                section[part] = Config()
+                section[part] = Optimizer() if part == "optimizer" else Config()
             section = section[part]
         section[name] = config_dict.placeholder(key.type)
         section[name] = key.default
+    config.optimizer.settle()
     return config
 
 
@@ -90,22 +116,10 @@ def finish(config: ConfigDict, preset: str, overrides: dict[str, str]) -> Config
     if preset not in PRESETS:
         raise ConfigError(f"--config=FILE:PRESET: {unknown_preset(preset)}")
     config.precision.name = preset
-    override_all(config, {key_path(name): text for name, text in overrides.items()})
+    config.optimizer.settle()
+    for name, text in overrides.items():
+        override(config, key_path(name), text)
     return config
-
-
-def override_all(config: ConfigDict, texts: Mapping[str, str]) -> None:
-    """Sets keys to the values that texts mean, as `override`; another optimizer brings its defaults first."""
-    if "optimizer" in config:  # a config file may return anything, which `validate` tells
-        set_optimizer(config, texts.get("optimizer.name", config.optimizer.name))
-    for path, text in texts.items():
-        override(config, path, text)
-
-
-def set_optimizer(config: ConfigDict, name: str) -> None:
-    """Names the optimizer; if the config had another one, the rate, the decay and the options are its defaults."""
-    if name != config.optimizer.name:
-        config.optimizer.update({"name": name} | optimizer_defaults(name))
 
 
 def key_path(name: str) -> str:
@@ -243,8 +257,20 @@ def unflatten(flat: Mapping[str, Any]) -> ConfigDict:
     Raises ConfigError for an unknown key and for a value of the wrong type.
     """
     config = defaults()
+    _set(config, {key.path: key.default for key in KEYS} | dict(flat))
+    config.optimizer.settle()
+    return config
+
+
+def with_keys(config: ConfigDict, flat: Mapping[str, Any]) -> ConfigDict:
+    """Returns a copy of a config with some keys set; raises ConfigError as `unflatten`."""
+    copy = unflatten(flatten(config))
+    _set(copy, flat)
+    return copy
+
+
+def _set(config: ConfigDict, flat: Mapping[str, Any]) -> None:
     for path, value in flat.items():
         check_key(path)
         if value is not None:
             _assign(config, path, tuple(value) if isinstance(value, list) else value)
-    return config

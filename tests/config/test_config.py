@@ -186,7 +186,11 @@ def test_another_optimizer_brings_its_defaults(name):
     )
     found = [base.flatten(parse_flags(place).config) for place in places]
     found.append(base.flatten(run._with(base.load_config("digits:fp16"), {rate: 3e-3, "optimizer": name})))
-    assert found == found[:1] * 4
+    for config in (base.load_config("digits:fp16"), copy.deepcopy(base.load_config("digits:fp16"))):
+        config.optimizer.learning_rate = 3e-3
+        config.optimizer.name = name
+        found.append(base.flatten(config))
+    assert found == found[:1] * 6
     own = {} if name == "sgd" else base.keys.optimizer_defaults(name)
     assert found[0] == recipe | {f"optimizer.{key}": value for key, value in own.items()} | {
         "optimizer.name": name,
@@ -194,6 +198,27 @@ def test_another_optimizer_brings_its_defaults(name):
     }
     experiment = train.plan(parse_flags([f"--config=digits:fp16,optimizer={name}"]).config).experiment
     assert float(experiment.learning_rate(44)) == np.float32(own.get("learning_rate", 0.05))
+
+
+@pytest.mark.parametrize("set_first", ["learning_rate", "name"])
+def test_file_that_names_an_optimizer_sets_what_differs_from_its_defaults(set_first):
+    config = base.defaults()
+    for key in sorted(("learning_rate", "name"), key=lambda key: key != set_first):
+        config.optimizer[key] = {"learning_rate": 0.1, "name": "lars"}[key]
+    section = base.finish(config, "fp32", {}).optimizer
+    assert section.to_dict() == base.defaults().optimizer.to_dict() | base.keys.optimizer_defaults("lars") | {
+        "name": "lars",
+        "learning_rate": 0.1,  # the value of a fresh config, but set
+    }
+    section.name = "adamw"  # the file's rate was for lars
+    assert (section.learning_rate, section.weight_decay, section.lr_reference_batch) == (1e-3, 0.01, 0)
+
+
+def test_recorded_config_of_another_version_has_the_defaults_of_its_time():
+    """Not those of the optimizer, which came later."""
+    flat = base.flatten(base.load_config("digits:fp16,optimizer=adamw"))
+    del flat["optimizer.weight_decay"]
+    assert base.unflatten(flat).optimizer.weight_decay == 1e-4
 
 
 def test_switch_needs_no_value():
