@@ -22,7 +22,7 @@ from mixedres._internal.files import expanded, parse_json, read_regular, split_c
 from mixedres._internal.processes import SINGLE, SingleProcess
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import workdir as names
-from mixedres.config import flatten, key_path, load_config, unflatten, with_keys
+from mixedres.config import flatten, load_config, unflatten, with_keys
 
 __all__ = ["Run", "fit", "load"]
 
@@ -128,7 +128,7 @@ class Run:
         """
         if self.config is None:
             raise ConfigError(f"{self.path} is no run, so it has no test images; name the workdir of a run")
-        flat = flatten(_with(self.config, overrides)) | {"init_from": self.path}
+        flat = flatten(with_keys(self.config, overrides or {})) | {"init_from": self.path}
         plan = train.plan(unflatten(flat), source=source or self.source, evaluates=True)
         with cache_of(plan):
             return train.evaluate(plan)
@@ -226,7 +226,7 @@ def fit(
             what = given.removeprefix("on_")
             raise ConfigError(f"{given} is {function!r}; it must be a function of the {what}, a dictionary")
     name = config.partition(":")[0] if isinstance(config, str) else None
-    chosen = _with(load_config(config) if isinstance(config, str) else config, overrides)
+    chosen = with_keys(load_config(config) if isinstance(config, str) else config, overrides or {})
     stem = pathlib.Path(name or (chosen.data.name if source is None else type(source).__name__)).stem
     directory = expanded(f"runs/{stem}-{chosen.precision.name}" if workdir is None else str(workdir)).absolute()
     plan = train.plan(chosen, directory, source=source, clean=clean)
@@ -269,13 +269,6 @@ def on_results(directory: pathlib.Path) -> train.OnResults:
         return "; ".join(filter(None, words))
 
     return tell
-
-
-def _with(chosen: ConfigDict, overrides: Mapping[str, Any] | None) -> ConfigDict:
-    """Returns a copy of a config with some keys set; 'model' means 'model.name', as after the colon of --config."""
-    given = {key_path(name): value for name, value in (overrides or {}).items()}
-    given |= {name: str(value) for name, value in given.items() if isinstance(value, pathlib.PurePath)}
-    return with_keys(chosen, given)
 
 
 def _images(given: Image | Iterable[Image]) -> Iterable[str | np.ndarray]:

@@ -6,18 +6,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres._internal.lazy import importer
 from mixedres.config.flags import Flags, config_of_run, load_config, override_machine, parse_flags, shipped_configs
 from mixedres.config.keys import FREE, GROW, KEYS, Key, duration_in_steps, optimizer_options, profile_window
-from mixedres.config.values import (
-    check_key,
-    complete,
-    defaults,
-    finish,
-    flatten,
-    key_path,
-    split,
-    unflatten,
-    validate,
-    with_keys,
-)
+from mixedres.config.values import check_key, complete, defaults, finish, flatten, split, unflatten, validate, with_keys
 
 if TYPE_CHECKING:
     from mixedres.config.precision import precision_of
@@ -36,7 +25,6 @@ __all__ = [
     "duration_in_steps",
     "finish",
     "flatten",
-    "key_path",
     "load_config",
     "optimizer_options",
     "override_machine",

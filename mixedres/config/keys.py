@@ -123,6 +123,7 @@ def _is_loss_scale(x: Any) -> bool:
 
 NAMED = Range(lambda x: x != "", "a name, and not empty")
 _EPOCH, _MATMUL_PRECISION = one_of("whole", "fractional"), one_of(*MATMUL_PRECISIONS)
+_OPTIMIZER = one_of(*OPTIMIZERS, or_of=registry.OPTIMIZERS)
 _PADDING, _PROJECTION = one_of(*OPTIONS["padding"]), one_of(*OPTIONS["projection"])
 _PATTERN = Range(_passes(re.compile), "a regular expression")
 _LOSS_SCALE = Range(_passes(_is_loss_scale), "none, dynamic or a number > 0 such as 128")
@@ -203,7 +204,7 @@ KEYS = (
     Key("batch_norm.sync", bool, False, "batch statistics over all devices instead of per device"),
     Key("data.name", str, "synthetic", "digits, synthetic, cifar10, idx, imagenet2012, folder, tfds:NAME"),
     *_data_keys(),
-    Key("optimizer.name", str, "sgd", "brings its own defaults", one_of(*OPTIMIZERS, or_of=registry.OPTIMIZERS)),
+    Key("optimizer.name", str, "sgd", "the optimizer; another than the config's brings its own defaults", _OPTIMIZER),
     Key("optimizer.learning_rate", float, 0.1, "peak rate, for lr_reference_batch images per step", POSITIVE),
     Key("optimizer.lr_reference_batch", int, 256, "multiply the rate by batch_size / this; 0: do not", NOT_NEGATIVE),
     Key("optimizer.momentum", float, 0.9, "momentum of sgd, lars and muon; beta 1 of adamw", FRACTION),

@@ -9,6 +9,7 @@ anything is built.
 
 import ast
 import difflib
+import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -35,25 +36,25 @@ class Optimizer(Config):
     """The section `optimizer`: another name brings the defaults of its optimizer, but for keys set since `settle`."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
-        object.__setattr__(self, "_set", set())  # a plain attribute, and no key
+        object.__setattr__(self, "_chosen", set())  # a plain attribute, and no key
         super().__init__(*given, **options)
 
     def __setitem__(self, key: str, value: object) -> None:
         before = self.get("name")
         super().__setitem__(key, value)
-        self._set.add(key)
+        self._chosen.add(key)
         if key == "name" and self.name != before:
             for option, default in optimizer_defaults(self.name).items():
-                if option in self and option not in self._set:
+                if option in self and option not in self._chosen:
                     super().__setitem__(option, default)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # of a copy, sets every key
-        object.__setattr__(self, "_set", set(state["_set"]))
+        object.__setattr__(self, "_chosen", set(state["_chosen"]))
 
     def settle(self) -> None:
         """Takes what is set as numbers of this optimizer, which another one does not take over."""
-        self._set.clear()
+        self._chosen.clear()
 
 
 def _plain(value: Any) -> object:
@@ -257,20 +258,24 @@ def unflatten(flat: Mapping[str, Any]) -> ConfigDict:
     Raises ConfigError for an unknown key and for a value of the wrong type.
     """
     config = defaults()
-    _set(config, {key.path: key.default for key in KEYS} | dict(flat))
+    _assign_all(config, {key.path: key.default for key in KEYS} | dict(flat))
     config.optimizer.settle()
     return config
 
 
-def with_keys(config: ConfigDict, flat: Mapping[str, Any]) -> ConfigDict:
-    """Returns a copy of a config with some keys set; raises ConfigError as `unflatten`."""
+def with_keys(config: ConfigDict, given: Mapping[str, Any]) -> ConfigDict:
+    """Returns a copy of a config with some keys set; 'model' means 'model.name', as after the colon of --config.
+
+    None sets a key to its default. Raises ConfigError as `unflatten`.
+    """
     copy = unflatten(flatten(config))
-    _set(copy, flat)
+    paths = {key_path(name): value for name, value in given.items()}
+    _assign_all(copy, {p: str(value) if isinstance(value, pathlib.PurePath) else value for p, value in paths.items()})
     return copy
 
 
-def _set(config: ConfigDict, flat: Mapping[str, Any]) -> None:
+def _assign_all(config: ConfigDict, flat: Mapping[str, Any]) -> None:
     for path, value in flat.items():
         check_key(path)
-        if value is not None:
-            _assign(config, path, tuple(value) if isinstance(value, list) else value)
+        value = _BY_PATH[path].default if value is None else value
+        _assign(config, path, tuple(value) if isinstance(value, list) else value)

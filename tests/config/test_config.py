@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixedres import checkpoints, precision, run, train
+from mixedres import checkpoints, precision, train
 from mixedres import config as base
 from mixedres._internal import names
 from mixedres._internal.errors import ConfigError, config_errors
@@ -185,7 +185,7 @@ def test_another_optimizer_brings_its_defaults(name):
         ["--config=digits:fp16", f"--config.{rate}=3e-3", "--config.optimizer.name", name],
     )
     found = [base.flatten(parse_flags(place).config) for place in places]
-    found.append(base.flatten(run._with(base.load_config("digits:fp16"), {rate: 3e-3, "optimizer": name})))
+    found.append(base.flatten(base.with_keys(base.load_config("digits:fp16"), {rate: 3e-3, "optimizer": name})))
     for config in (base.load_config("digits:fp16"), copy.deepcopy(base.load_config("digits:fp16"))):
         config.optimizer.learning_rate = 3e-3
         config.optimizer.name = name
@@ -212,6 +212,11 @@ def test_file_that_names_an_optimizer_sets_what_differs_from_its_defaults(set_fi
     }
     section.name = "adamw"  # the file's rate was for lars
     assert (section.learning_rate, section.weight_decay, section.lr_reference_batch) == (1e-3, 0.01, 0)
+
+
+def test_none_unsets_a_key():
+    made = base.with_keys(base.load_config("digits:fp16"), {"epochs": None, "steps": 7, "model.kernel_init": None})
+    assert (made.epochs, made.steps, made.model.kernel_init) == (None, 7, "he_normal")
 
 
 def test_recorded_config_of_another_version_has_the_defaults_of_its_time():
