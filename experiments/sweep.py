@@ -104,7 +104,7 @@ def _counted(counts: Counter[str]) -> str:
 
 
 def check_earlier(tasks: Iterable[Task]) -> None:
-    """Raises ConfigError where a run of that name is there with another config; notes which are to become longer."""
+    """Raises ConfigError where a run of that name is there with another config; notes which end later now."""
     for task in tasks:
         if not (task.directory / workdir.CONFIG).exists():
             continue
@@ -112,7 +112,7 @@ def check_earlier(tasks: Iterable[Task]) -> None:
         flat = flatten(config)
         if flat["batch_size"] is None:  # the number of devices decides it, and need not be the one of this machine
             flat["batch_size"] = (checkpoints.RecordedRun(task.directory).config() or flat)["batch_size"]
-        task.grown = checkpoints.RecordedRun(task.directory).check_same(flat)
+        task.grown = checkpoints.RecordedRun(task.directory).finished(flat) is None
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -33,10 +33,12 @@ class Task:
     slot: int | None = None  # which of the runs at a time it is
     exit_status: int | None = None
     message: str = ""
-    grown: bool = False  # the run in the directory is shorter than this one, whatever its summary says
+    grown: bool = False  # the run in the directory is shorter than this one
 
     def summary(self) -> dict[str, Any] | None:
-        """The summary of the run; None before its end."""
+        """The summary of the run; None before its end, and if the one that is there is of a shorter run."""
+        if self.grown:
+            return None
         try:
             return json.loads((self.directory / workdir.SUMMARY).read_text())
         except (OSError, ValueError):
@@ -70,7 +72,7 @@ class Task:
         slot = earlier.pop("slot", None)
         if RecordedRun(self.directory).in_use():
             self.state, self.slot = RUNNING, slot
-        elif self.summary() and not self.grown:
+        elif self.summary():
             self.state, self.exit_status = FINISHED, 0
         elif earlier and (job := jobs.still_queued(queue, **earlier)):
             self.state, self.job = RUNNING, job
@@ -83,7 +85,7 @@ class Task:
         """Brings `state` up to date."""
         if self.job is None:
             if not RecordedRun(self.directory).in_use():  # the one that was left running has ended, however it did
-                self.state = FINISHED if self.summary() and not self.grown else WAITING
+                self.state = FINISHED if self.summary() else WAITING
         elif self.job.done():
             self._take_result()
         elif queue.has_lost(self.job):
@@ -96,9 +98,10 @@ class Task:
             self.exit_status, self.message = result["exit_status"], result["message"]
         else:
             self.exit_status, self.message = None, (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        self.grown = self.grown and self.exit_status != 0
         if self.exit_status == 2 and RecordedRun(self.directory).in_use():
             self.job = None  # another driver of the sweep was faster
-        elif self.summary() and (self.exit_status == 0 or (not self.grown and self.exit_status in (None, *_STOPPED))):
+        elif self.summary() and self.exit_status in (0, None, *_STOPPED):
             # None: a full disk took the job's result. A signal may come when the run has just written its summary.
             self.state, self.exit_status, self.message = FINISHED, 0, ""
         else:
