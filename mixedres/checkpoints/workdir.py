@@ -76,19 +76,22 @@ class RecordedRun:
         return folder.steps_in(self.path / CHECKPOINTS)
 
     def step_named(self, name: str) -> int:
-        """Returns the step of the checkpoint 'best' or of a number; raises ConfigError if there is none.
-
-        If the newest evaluation is as good as the best, 'best' is the newest, which has trained longer.
-        """
-        steps, record = self.steps(), self._record()
-        best, newest = (record.get(key) or {"step": None, "top1": 0.0} for key in ("best", "evaluated"))
-        chosen = newest if newest["step"] in steps and newest["top1"] >= best["top1"] else best
-        step = int(name) if name != "best" else chosen["step"]
+        """Returns the step of the checkpoint 'best' or of a number; raises ConfigError if there is none."""
+        steps = self.steps()
+        step = int(name) if name != "best" else self._best_step(steps)
         if step in steps:
             return int(step)
         there = f"it has {', '.join(map(str, steps))}" if steps else "it has none"
         what = "no evaluation yet that was the best" if step is None else f"no checkpoint of step {step}"
         raise ConfigError(f"{self.path} has {what}; {there}. Write {self.path} for the newest")
+
+    def _best_step(self, steps: list[int]) -> int | None:
+        """Returns the step of the best evaluation, of equals that of the newest, which has trained longer."""
+        record = self._record()
+        best, newest = record.get("best"), record.get("evaluated")
+        if best and newest and newest["top1"] >= best["top1"] and newest["step"] in steps:
+            best = newest
+        return best["step"] if best else None
 
     def left_to_command_line(self, config: ConfigDict) -> list[str]:
         """Returns a list with one note on recorded settings of the data that act on the machine; empty without any."""
