@@ -50,7 +50,7 @@ def function_at(place: str) -> Callable[..., Any]:
 
 
 def constant_at(place: str) -> Callable[[], Any]:
-    """Returns a function that returns the constant at a place such as 'string:digits'."""
+    """Returns a function that returns the constant at a place such as 'string:digits', or a module."""
     return lambda: pkgutil.resolve_name(place)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from mixedres._internal import registry
@@ -28,5 +27,5 @@ registry.PREPROCESSINGS.add_built_in(
         "official_fast": constant_at("mixedres.original.pixels:OFFICIAL_FAST"),
     }
 )
-registry.RESIZES.add_built_in({"official": lambda: importlib.import_module("mixedres.original.pixels")})
+registry.RESIZES.add_built_in({"official": constant_at("mixedres.original.pixels")})  # the module itself
 registry.SOURCES.add_built_in({"imagenet2012": lambda options: _prepared(options, "imagenet2012"), "tfds:": _prepared})

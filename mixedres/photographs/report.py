@@ -49,9 +49,9 @@ class FolderReport:
 
     @property
     def few(self) -> dict[str, int]:
-        """Returns the classes with fewer than `FEW_IMAGES` training images, with their numbers."""
-        counts = self.classes["train"]
-        return {name: counts[name] for name in counts if counts[name] < FEW_IMAGES and name not in self.empty}
+        """Returns the classes with fewer than `FEW_IMAGES` training images but not without images, with their numbers."""
+        train, test = (self.classes[part] for part in PARTS)
+        return {name: count for name, count in train.items() if count < FEW_IMAGES and count + test[name]}
 
     @property
     def problems(self) -> list[str]:

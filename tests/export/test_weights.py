@@ -21,7 +21,7 @@ from tests.train import run_cases
     ],
 )
 def test_differences_from_torchvision_are_warned_of(about, words, tmp_path, capsys):
-    """Of a ResNet-26 with these metadata, and of other networks."""
+    """Warns for a ResNet-26 with these metadata, and for other networks."""
     name, about = ("resnet26", about) if isinstance(about, dict) else (about, {})
     one_value_each = jax.tree.map(lambda x: x[(slice(1),) * x.ndim], run_cases.random_variables(name))
     tensors = checkpoints.to_tensors(one_value_each, "torchvision")

@@ -89,6 +89,7 @@ def test_empty_class_folders_are_listed_beside_other_faults(dirty, capsys):
     line = f"mixedres: {dirty}: 4 class folders without an image and 3 damaged files and 2 images in both parts\n"
     assert (status, err, report["empty"]) == (2, line, empty)
     assert report["classes"]["train"] == {" fox": 0, "cat": 5, "dog": 8, "owl": 0} and len(report["damaged"]) == 3
+    assert report["few_images"] == {"cat": 5, "dog": 8}
     assert report["problems"][0] == "4 class folders without an image" and len(report["twins"]) == 3
     status, out, _ = said(capsys, "check", dirty)
     lines = out.splitlines()

@@ -57,7 +57,7 @@ def test_full_page_counts_the_images_left_out(monkeypatch, tmp_path):
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs Debian's package chromium")
 def test_card_on_a_telephone_shows_what_was_predicted(tmp_path):
-    """Of right, wrong and unknown images, before a tap; other classes and the words under pictures are hidden there."""
+    """Shows it of right, wrong and unknown images before a tap; hides other classes and the words under pictures."""
     page, sheet = photographs.Gallery(), tmp_path / "sheet.html"
     for truth in (0, 1, None):
         page.add(photographs.Tile("x.jpg", SQUARE, [("cat", 0.75), ("dog", 0.25)], truth=truth))
