@@ -49,7 +49,7 @@ class FolderReport:
 
     @property
     def few(self) -> dict[str, int]:
-        """Returns the classes with fewer than `FEW_IMAGES` training images but not without images, with their numbers."""
+        """Returns {class: number} of fewer than `FEW_IMAGES` training images, but for classes without any image."""
         train, test = (self.classes[part] for part in PARTS)
         return {name: count for name, count in train.items() if count < FEW_IMAGES and count + test[name]}
 
